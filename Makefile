@@ -12,6 +12,7 @@
 #   make check     lint, format and types
 #   make bench     measures the figures in README.md and docs/
 #   make matrix    tests with the oldest and newest torch and Ray, in an hour; ARGS='--only torch2.15'
+#   make upstream  compares the patches with a torch that is not tested yet: TORCH=2.16.0
 #   make gpu       tests and benchmarks that need a GPU
 #   make seats     measures starts on seats, on plain workers and on preloaded workers
 #   make soundness checks answers after changes of an application; ARGS='--only NAME', FUZZ_MINUTES=1
@@ -36,7 +37,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup preflight lock demo demo-s3 unit test test-long coverage check bench gpu stress matrix images soundness yardstick readiness false-narrow architectures more-architectures seats release-check clean
+.PHONY: setup preflight lock demo demo-s3 unit test test-long coverage check bench gpu stress matrix upstream images soundness yardstick readiness false-narrow architectures more-architectures seats release-check clean
 
 setup: $(READY)
 
@@ -61,13 +62,13 @@ $(READY): pyproject.toml constraints.txt requirements-weights.txt locks/ci.txt
 # Each lock has the versions for every Python and the hashes of all files of a release, so that it fits
 # every platform. Locked versions stay, unless constraints.txt requires others; ARGS=--upgrade takes the
 # newest. uv reads its configured index, but does not name it in the locks.
-TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti \
+TORCH_PACKAGES := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti \
   nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand \
   nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink \
   nvidia-nvshmem-cu13 nvidia-nvtx
 COMPILE = build/lock/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
   --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --constraint constraints.txt $(ARGS)
-FOR_TORCH := $(TORCH:%=--no-emit-package %)
+FOR_TORCH := $(TORCH_PACKAGES:%=--no-emit-package %)
 lock:
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install $(LOCKED) --requirement locks/uv.txt
@@ -177,6 +178,10 @@ gpu: $(READY)
 
 stress: $(READY)
 	$(BIN)/python -m pytest -m stress $(ARGS)
+
+# Downloads a wheel and reads it, and installs nothing.
+upstream: $(READY)
+	$(BIN)/python tests/tooling/upstream.py $(or $(TORCH),$(error name a version: make upstream TORCH=2.16.0)) $(ARGS)
 
 # Each row has its own environment, of 6 GB if torch is a CUDA build; ARGS=--keep keeps them.
 matrix: preflight

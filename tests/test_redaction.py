@@ -510,6 +510,7 @@ SLICES = {
     "artifact.statements": {"name[:100]"},  # of an object, which the name makes
     "builder.portable": {"found[:SHOWN]"},  # instructions
     "node_server.ledger": {"dead[:max(0, len(dead) - REMEMBERED)]"},  # records
+    "private_apis.sources": {"hashlib.sha256(text.encode()).hexdigest()[:SIZE]"},
     "precompile.builders.assigned": {"short[:SHOWN]"},  # names of changed objects
     "precompile.entries.table": {"hashlib.sha256(data).hexdigest()[:32]"},
     "precompile.changes.model_state": {  # items

@@ -62,6 +62,10 @@ CODEC = "zstd"
 PROVENANCE = "provenance"
 """Name of the fact that records the origin of the artifact, with the fields in `policy.FACTS`."""
 
+ACCEPTED = "accepted_torch_source"
+"""Name of the fact with the functions of an untested torch that a person accepted, by place, each
+with its digest."""
+
 _ANY_BYTES = 1 << 50
 """No real part is this large, so a statement with such a part is malformed."""
 

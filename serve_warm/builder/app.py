@@ -70,7 +70,7 @@ class App:
         Each deployment has one replica or one gang. `settings` override the warm-up settings.
         Replicas run in `working_dir`, unless their `runtime_env` sets another directory.
         """
-        from ray.serve._private.build_app import build_app
+        from serve_warm.private_apis.ray_serve import build_app
 
         built = build_app(self.bound, name=name, route_prefix=f"/{name}")
         deployments = [
@@ -83,12 +83,12 @@ class App:
 
         A replica counts as at least one CPU, because it uses a CPU even with `num_cpus: 0`.
         """
+        from serve_warm.private_apis.ray_serve import resources_of
+
         counts: Counter[str] = Counter()
         for deployment in self.built("resources", {}).deployments:
-            config = deployment._replica_config  # noqa: SLF001
-            bundles = config.placement_group_bundles or [config.resource_dict]
             taken: Counter[str] = Counter()
-            for bundle in bundles:
+            for bundle in resources_of(deployment):
                 taken.update(bundle)
             taken["CPU"] = max(taken["CPU"], 1)
             for _ in range(deployment.num_replicas):
@@ -304,7 +304,7 @@ def import_application(target: str, document: Mapping[str, Any]) -> Application:
             hint="serve-warm builds for one application at a time: split the file, or pass "
             "module:app",
         )
-    from ray.serve._private.build_app import build_app
+    from serve_warm.private_apis.ray_serve import build_app
 
     if os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
@@ -323,7 +323,7 @@ def import_application(target: str, document: Mapping[str, Any]) -> Application:
 
 def _import_bound(config: Mapping[str, Any]) -> Any:
     """Return the application object that `import_path` names."""
-    from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+    from serve_warm.private_apis.ray_serve import call_app_builder
 
     module, _, attribute = str(config["import_path"]).rpartition(":")
     try:
@@ -335,7 +335,7 @@ def _import_bound(config: Mapping[str, Any]) -> Any:
         ) from error
     args = config.get("args") or {}
     try:
-        return call_user_app_builder_with_args_if_necessary(bound, args)
+        return call_app_builder(bound, args)
     except TypeError as error:
         raise ConfigError(
             f"import_path {config['import_path']!r} does not refer to an application: {error}",
@@ -353,6 +353,7 @@ def _import_bound(config: Mapping[str, Any]) -> Any:
 
 def _gang_size(deployment: Any, options: Mapping[str, Any]) -> int:
     """Return the number of replicas that Serve starts as one gang; 1 without a gang."""
-    own = getattr(deployment._deployment_config, "gang_scheduling_config", None)  # noqa: SLF001
-    gang = options.get("gang_scheduling_config") or own
+    from serve_warm.private_apis.ray_serve import gang_config_of
+
+    gang = options.get("gang_scheduling_config") or gang_config_of(deployment)
     return int(gang["gang_size"] if isinstance(gang, Mapping) else getattr(gang, "gang_size", 1))

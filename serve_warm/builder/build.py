@@ -18,11 +18,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
 from serve_warm._records import record
 from serve_warm.artifact.blobs import pack_part
-from serve_warm.artifact.manifest import FORMAT, PROVENANCE, Manifest, utc_now
+from serve_warm.artifact.manifest import ACCEPTED, FORMAT, PROVENANCE, Manifest, utc_now
 from serve_warm.builder import round_trips
 from serve_warm.builder.app import App
 from serve_warm.builder.cluster import Cluster, Look, Progress
@@ -50,6 +51,7 @@ def build(
     signing: Signing = BY_USER_KEY,
     cpu: Cpu | None = None,
     required_level: int = 1,
+    accept_torch_source: bool = False,
     progress: Progress = lambda _: None,
 ) -> Built | NothingToBuild:
     """Build, test, sign and publish the artifact of one deployment, or of each rank of its gang.
@@ -57,6 +59,8 @@ def build(
     The artifact is published only if a second, fresh replica loads the artifact, proves every input
     and runs no compiler. `cpu` overrides the deployment's own `cpu` setting. Replicas that load
     the artifact must use the same value. No kind of call may have a level below `required_level`.
+    `accept_torch_source` allows levels 2 and 3 with a torch that was not tested, and the manifest
+    names what was accepted.
 
     Raises:
         AlreadyPublished: the store already has the variant, and `destination` does not allow
@@ -67,7 +71,8 @@ def build(
             not trust the artifact, or `destination` does not accept an unsigned artifact.
         StoreError: the store cannot be written to.
     """
-    store, work = destination.store, _Work(app, on, _settings(cpu), progress)
+    store = destination.store
+    work = _Work(app, on, _settings(cpu), progress, accept_torch_source=accept_torch_source)
     check_place(destination, signing)
     key, beside = check_key(signing, app, on, store)
     by_rank = work.compile(destination.refuse_early(app))
@@ -105,6 +110,7 @@ def build(
         trust="" if keep or signer is None else trust_lines(key.public_key(), name="builder"),
         seconds=work.seconds,
         entries=tuple(entries),
+        accepted=by_rank[0]["facts"].get(ACCEPTED, {}),
         warnings=collect_warnings(*cold, *reports),
         cold=cold[0],
         round_trip=reports[0],
@@ -139,12 +145,19 @@ class _Work:
     """The phases of a build on Ray: a cold start makes the artifact, warm starts test it."""
 
     def __init__(
-        self, app: App, on: Cluster, settings: Mapping[str, Any], progress: Progress
+        self,
+        app: App,
+        on: Cluster,
+        settings: Mapping[str, Any],
+        progress: Progress,
+        *,
+        accept_torch_source: bool,
     ) -> None:
         self._app = app
         self._on = on
         self._settings = settings
         self._progress = progress
+        self._accept_torch_source = accept_torch_source
         self.seconds: dict[str, float] = {}
         """Wall-clock seconds that each phase took, in order."""
 
@@ -175,7 +188,12 @@ class _Work:
             if all(report["nothing_compiles"] for report in reports):
                 return NothingToBuild(warnings=collect_warnings(*reports), cold=reports[0])
             with self.phase("pack") as progress:
-                by_rank = _one_each(start.pack(timeout_s=PACK_LIMIT_S, progress=progress))
+                each_packed = start.pack(
+                    timeout_s=PACK_LIMIT_S,
+                    accept_torch_source=self._accept_torch_source,
+                    progress=progress,
+                )
+                by_rank = _one_each(each_packed)
         if portable := _portable_of(by_rank):
             with self.phase("disassemble"):
                 for packed in portable:
@@ -334,6 +352,8 @@ class Built:
     """The report of a fresh replica that loaded the artifact."""
     entries: tuple[Mapping[str, Any], ...] = ()
     """The kinds of calls with their levels, and how far each entry is from full precision."""
+    accepted: Mapping[str, str] = field(default_factory=dict)
+    """The functions of an untested torch that a person accepted, with their digests."""
 
 
 def measure_built(manifests: Sequence[Manifest]) -> dict[str, Any]:

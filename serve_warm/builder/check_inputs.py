@@ -213,10 +213,10 @@ def _check_target(cls: type, declared: DeclaredInput, where: str) -> Iterator[Pr
 
 
 def _check_route(cls: type, verb: str, path: str, where: str) -> Iterator[Problem]:
-    from ray.serve._private.http_util import ASGIAppReplicaWrapper
+    from serve_warm.private_apis.ray_serve import is_asgi_app
 
     target = f"{verb} {path}"
-    if not issubclass(cls, ASGIAppReplicaWrapper):
+    if not is_asgi_app(cls):
         # hasattr on the class would also find the metaclass's __call__, which creates instances.
         if not any("__call__" in vars(base) for base in cls.__mro__):
             yield Problem(

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from serve_warm import _private_folders, node
@@ -69,18 +70,34 @@ class Start:
         """Return the replica's current report; for a gang, the report of its first rank."""
         return self.ask("warmup_report", timeout_s=60)[0]
 
-    def pack(self, *, timeout_s: float, progress: Progress = lambda _: None) -> list[PackedReplica]:
+    def pack(
+        self,
+        *,
+        timeout_s: float,
+        accept_torch_source: bool = False,
+        progress: Progress = lambda _: None,
+    ) -> list[PackedReplica]:
         """Return the packed parts of each replica, sorted by rank."""
 
         def tell() -> None:
             doing = [state.get("doing") for state in node.read_states(self.state_dir)]
             progress(next((text for text in doing if text), "asking the replica"))
 
-        packed = self.ask("warmup_artifact", timeout_s=timeout_s, meanwhile=tell)
+        packed = self.ask(
+            "warmup_artifact",
+            {"accept_torch_source": accept_torch_source},
+            timeout_s=timeout_s,
+            meanwhile=tell,
+        )
         return cast("list[PackedReplica]", packed)
 
     def ask(
-        self, method: str, *, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
+        self,
+        method: str,
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        timeout_s: float,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> list[dict[str, Any]]:
         """Call a method of the mixin on each replica, and return the results, sorted by rank.
 
@@ -91,7 +108,10 @@ class Start:
 
         end = time.monotonic() + timeout_s
         alone = self.replicas == 1
-        asked = getattr(self.handle, method).remote() if alone else self.handle.broadcast(method)
+        if alone:
+            asked = getattr(self.handle, method).remote(**arguments)
+        else:
+            asked = self.handle.broadcast(method, **arguments)
         while True:
             meanwhile()
             try:
@@ -471,9 +491,9 @@ def _ask_all(handle: Any) -> list[dict[str, Any]]:
 
 def _client() -> Any:
     """Return Serve's client, which `serve.start` has connected to the controller."""
-    from ray.serve.context import _get_global_client
+    from serve_warm.private_apis.ray_serve import client
 
-    return _get_global_client()
+    return client()
 
 
 def _port_of_serve(wanted: int) -> int:

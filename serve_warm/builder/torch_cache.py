@@ -78,8 +78,10 @@ class _Cached:
         raw = b"" if self._saved_torch_cache is None else await self._saved_torch_cache
         if raw:
             import torch
-            import torch._dynamo  # loading fails before Dynamo is imported
 
+            from serve_warm.private_apis.dynamo import import_dynamo
+
+            import_dynamo()  # loading fails before that
             if torch.compiler.load_cache_artifacts(raw) is None:
                 raise ValueError("torch did not accept the bytes of its own cache")
         users: Any = super()
@@ -89,7 +91,9 @@ class _Cached:
     async def warmup_torch_cache(self) -> bytes:
         """Return torch's cache of this process; empty bytes if torch has compiled nothing."""
         import torch
-        import torch._dynamo  # saving fails before Dynamo is imported
 
+        from serve_warm.private_apis.dynamo import import_dynamo
+
+        import_dynamo()  # saving fails before that
         saved = torch.compiler.save_cache_artifacts()
         return b"" if saved is None else saved[0]

@@ -101,6 +101,12 @@ address_option = click.option(
     default=None,
     help="Fail, and publish nothing, if a kind of call has a lower level.",
 )
+@click.option(
+    "--accept-torch-source",
+    is_flag=True,
+    help="Make entries of levels 2 and 3 even if torch's private functions differ from those of "
+    "tested versions. The signed artifact names these functions.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def build(
     *,
@@ -117,6 +123,7 @@ def build(
     cpu: Cpu | None,
     if_published: Literal["refuse", "keep", "supersede"],
     require_level: str | None,
+    accept_torch_source: bool,
     as_json: bool,
 ) -> None:
     """Build, test, sign and publish the artifact of a deployment.
@@ -152,6 +159,7 @@ def build(
         ),
         cpu=cpu,
         required_level=int(require_level or 1),
+        accept_torch_source=accept_torch_source,
         address=address,
     )
     if as_json:
@@ -182,6 +190,7 @@ def _build_each(
     signing: Signing,
     cpu: Cpu | None,
     required_level: int,
+    accept_torch_source: bool,
     address: str | None,
 ) -> list[Built | NothingToBuild]:
     """Build the artifact of each deployment in turn, on one cluster; return the results."""
@@ -204,6 +213,7 @@ def _build_each(
                 signing=signing,
                 cpu=cpu,
                 required_level=required_level,
+                accept_torch_source=accept_torch_source,
                 progress=progress,
             )
             results.append(built)
@@ -285,6 +295,9 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
     levels = screen.levels(warm["entries"]) or screen.levels([*built.entries])
     for line in (*(levels or [screen.TORCH_COMPILE]), *screen.distances(built.entries)):
         click.echo(f"  {line}")
+    if built.accepted:
+        names = ", ".join(sorted(built.accepted))
+        click.echo(f"  accepted    untested functions of torch: {names}")
     _show_narrow(cold)
     _show_warnings(built.warnings)
     portable = built.portable_libraries is not None

@@ -18,8 +18,10 @@ from types import ModuleType
 from typing import Any, Literal
 
 from serve_warm import _private_folders
+from serve_warm.compiler.cpp_commands import rewrite_commands
 from serve_warm.compiler.cpu_target import force_setting
 from serve_warm.compiler.imports import when_imported
+from serve_warm.private_apis import inductor, patches
 
 logger = logging.getLogger(__name__)
 
@@ -36,30 +38,27 @@ def defer_precompiled_headers() -> None:
     when_imported("torch._inductor.codecache", _defer_headers)
 
 
-def _defer_headers(codecache: Any) -> None:
-    from torch._inductor import cpp_builder  # already imported by codecache
-
-    precompile = getattr(codecache, "_precompile_header", None)
-    if precompile is None:
-        return
-    run: Callable[[str, str], None] = cpp_builder.run_compile_cmd
+def _defer_headers(_: ModuleType) -> None:
     headers: dict[str, Callable[[], str]] = {}
     numbers = itertools.count()  # atomic: two threads get two numbers
 
-    @functools.cache
-    def defer(*args: Any, **kwargs: Any) -> str:
-        word = f"/serve_warm-deferred-header-{next(numbers)}.h"
-        headers[word] = functools.partial(precompile, *args, **kwargs)
-        return word
+    def defer(precompile: Callable[..., str]) -> Callable[..., str]:
+        @functools.cache
+        def precompile_header(*args: Any, **kwargs: Any) -> str:
+            word = f"/serve_warm-deferred-header-{next(numbers)}.h"
+            headers[word] = functools.partial(precompile, *args, **kwargs)
+            return word
 
-    def run_compile_cmd(cmd_line: str, cwd: str) -> None:
+        return precompile_header
+
+    def make_headers(command: str) -> str:
         for word, header in list(headers.items()):
-            if word in cmd_line:
-                cmd_line = cmd_line.replace(word, header())
-        run(cmd_line, cwd)
+            if word in command:
+                command = command.replace(word, header())
+        return command
 
-    codecache._precompile_header = defer
-    cpp_builder.run_compile_cmd = run_compile_cmd
+    rewrite_commands(make_headers)
+    patches.replace("_precompile_header", defer)
 
 
 def keep_headers_private(whose: Literal["shared", "own"] = "shared") -> None:
@@ -70,27 +69,26 @@ def keep_headers_private(whose: Literal["shared", "own"] = "shared") -> None:
     Without this call, torch uses a folder with a known name under the temp directory, whatever the
     cache settings say. torch does not check who created that folder. Code from these headers goes
     into every kernel (torch 2.13, `_HEADER_DIR` of codecache.py).
+
+    A start calls this before and after the user's `__init__`, which may compile headers. So the
+    folder is chosen only once, when Inductor is imported: it is new if any call was with `own`.
     """
-    move = _move_headers_to_own if whose == "own" else _move_headers
-    when_imported("torch._inductor.codecache", move)
+    if whose == "own" and _asked == {"shared"} and "torch._inductor.codecache" in sys.modules:
+        logger.warning("this build uses C++ headers that this user's other processes can write to")
+    _asked.add(whose)
+    when_imported("torch._inductor.codecache", _move_headers)
 
 
-def _move_headers_to_own(codecache: ModuleType) -> None:
-    _move_headers(codecache, _own_header_directory)
+_asked: set[str] = set()
+"""With what `keep_headers_private` was called."""
 
 
-@functools.cache  # a build asks twice, and may have compiled headers in between
-def _own_header_directory() -> Path:
-    return private_directory()
-
-
-def _move_headers(codecache: ModuleType, find: Callable[[], Path] | None = None) -> None:
-    if hasattr(codecache, "_HEADER_DIR"):
-        directory = (find or header_directory)()
-        vars(codecache).update(
-            _HEADER_DIR=str(directory), _HEADER_LOCK_DIR=str(directory / "locks")
-        )
-    elif hasattr(codecache, "_precompile_header"):
+def _move_headers(codecache: ModuleType) -> None:
+    if inductor.has_header_folder(codecache):
+        directory = private_directory() if "own" in _asked else header_directory()
+        patches.replace("_HEADER_DIR", lambda _: str(directory))
+        patches.replace("_HEADER_LOCK_DIR", lambda _: str(directory / "locks"))
+    elif inductor.precompiles_headers(codecache):
         # This version of torch keeps headers elsewhere, so do not precompile any. Each kernel then
         # takes about 1 s longer.
         force_setting(
@@ -123,17 +121,14 @@ def forget_compiled() -> None:
 
     No file is changed. Inductor keeps loaded kernels in memory, keyed by their source code. So
     without this call, Inductor would reuse a broken kernel even after the cache directory has
-    changed. `clear_caches` is private (2.13), and was earlier named `clear_inductor_caches`.
+    changed.
     """
     if "torch._dynamo" not in sys.modules:
         return
     import torch
 
     torch.compiler.reset()
-    utils: Any = sys.modules.get("torch._inductor.utils")
-    clear = getattr(utils, "clear_caches", None) or getattr(utils, "clear_inductor_caches", None)
-    if clear is not None:
-        clear()
+    inductor.forget_loaded_kernels(sys.modules.get("torch._inductor.utils"))
 
 
 def private_directory() -> Path:

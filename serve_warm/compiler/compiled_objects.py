@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled callables on a user's object: whether any exist, and their compile arguments.
 
-Torch keeps a backend on a compiled callable under private names (`dynamo_ctx`,
-`_compiled_call_impl`, `_torchdynamo_orig_callable`; seen in torch 2.13.0).
+Torch keeps a backend on a compiled callable (`dynamo_ctx`).
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from serve_warm._redaction import excerpt
+from serve_warm.private_apis import dynamo
+from serve_warm.private_apis.nn_module import compiled_call_of
 
 
 class HandedOver(abc.ABC):
@@ -192,7 +193,7 @@ def _backends_of(value: Any) -> list[Any]:
     import torch
 
     if isinstance(value, torch.nn.Module):
-        whole: Any = getattr(value, "_compiled_call_impl", None) or _region_of(value)
+        whole: Any = compiled_call_of(value) or _region_of(value)
         compiled = [whole] if whole else _methods_of(value) or [value]
     elif inspect.isroutine(value) or _find_dispatcher(value) is not None:
         compiled = [value]
@@ -203,10 +204,8 @@ def _backends_of(value: Any) -> list[Any]:
 
 def _backend_of(compiled: Any) -> Any:
     """Return the backend object that a callable was compiled with, or `None`."""
-    from torch._dynamo.eval_frame import innermost_backend
-
     callback = _callback_of(compiled)
-    return innermost_backend(callback) if callback not in (None, False) else None
+    return dynamo.innermost_backend(callback) if callback not in (None, False) else None
 
 
 def _callback_of(compiled: Any) -> Any:
@@ -219,7 +218,7 @@ def _callback_of(compiled: Any) -> Any:
     if callback is None:
         closure = getattr(compiled, "__closure__", None)
         names = getattr(getattr(compiled, "__code__", None), "co_freevars", ())
-        if closure and "callback" in names and hasattr(compiled, "_torchdynamo_orig_callable"):
+        if closure and "callback" in names and dynamo.is_marked_by_dynamo(compiled):
             callback = closure[names.index("callback")].cell_contents
     return callback
 
@@ -505,6 +504,6 @@ def _methods_of(module: Any) -> list[Any]:
         or (
             inspect.isroutine(value)
             and hasattr(type(module), name)
-            and hasattr(value, "_torchdynamo_orig_callable")
+            and dynamo.is_marked_by_dynamo(value)
         )
     ]

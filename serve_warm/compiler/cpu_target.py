@@ -20,6 +20,7 @@ from typing import Any
 from serve_warm import fingerprint
 from serve_warm.compiler.imports import when_imported
 from serve_warm.errors import CompilerMissing, ConfigError
+from serve_warm.private_apis import inductor, patches
 
 
 def require_compiler(environ: Mapping[str, str]) -> None:
@@ -66,13 +67,11 @@ class IsaChecks:
         """Use `answers` from now on. torch still probes an ISA that is not in `answers`."""
         self._given = dict(answers)
 
-    def hook(self, cpu_vec_isa: Any) -> None:
+    def hook(self, _: ModuleType) -> None:
         """Replace torch's probe if this version of torch has `check_build`."""
-        vec_isa: Any = cpu_vec_isa.VecISA
-        original = getattr(vec_isa, "check_build", None)
-        if original is None:
-            return
+        patches.replace("VecISA.check_build", self._answer)
 
+    def _answer(self, original: Callable[[Any, str], bool]) -> Callable[[Any, str], bool]:
         def check_build(isa: Any, code: str) -> bool:
             digest = hashlib.sha256(code.encode()).hexdigest()[:12]
             question = f"{type(isa).__name__} {isa.build_arch_flags()} {digest}"
@@ -82,7 +81,7 @@ class IsaChecks:
                 self.answers[question] = bool(original(isa, code))
             return self.answers[question]
 
-        vec_isa.check_build = check_build
+        return check_build
 
 
 _isa_checks: IsaChecks | None = None
@@ -141,25 +140,21 @@ def force_setting(config: ModuleType, name: str, *, value: object) -> None:
     in other contexts. The vector width has no environment variable. Both settings in `PINNED` are
     part of torch's cache keys.
     """
-    entry: Any = getattr(config, "_config", {}).get(name)
-    if not hasattr(entry, "env_value_force"):
+    if not inductor.force_setting(config, name, value):
         import torch
 
         raise ConfigError(
             f"torch {torch.__version__} cannot pin its setting {name}, which `cpu: portable` needs",
             hint="use torch 2.13, or remove `cpu: portable`",
         )
-    entry.env_value_force = value
 
 
 def _probe_avx2_only(cpu_vec_isa: ModuleType) -> None:
     # This also keeps probe libraries for wider vectors out of the artifact, and their results out
     # of the manifest.
-    supported: Callable[[], list[str]] = cpu_vec_isa.x86_isa_checker
+    patches.replace("x86_isa_checker", _leave_avx2)
+    cpu_vec_isa.valid_vec_isa_list.cache_clear()
 
-    def x86_isa_checker() -> list[str]:
-        return [name for name in supported() if name == "avx2"]
 
-    module: Any = cpu_vec_isa
-    module.x86_isa_checker = x86_isa_checker
-    module.valid_vec_isa_list.cache_clear()
+def _leave_avx2(supported: Callable[[], list[str]]) -> Callable[[], list[str]]:
+    return lambda: [name for name in supported() if name == "avx2"]

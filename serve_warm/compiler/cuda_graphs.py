@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -39,10 +40,11 @@ from serve_warm._redaction import first_line
 from serve_warm.compiler.gpus import is_cuda_initialized
 from serve_warm.compiler.imports import when_imported
 from serve_warm.inputs import InputSignature
+from serve_warm.private_apis import inductor, patches
 from serve_warm.report import CompileEvent, DeviceMemory
 
-SKIP_USERS = ("cudagraph_utils", "cudagraph_trees", "output_code", "compile_fx")
-"""Inductor modules whose namespaces contain the function that records a skip."""
+SKIP_USERS = ("cudagraph_trees", "output_code", "compile_fx")
+"""Inductor modules that import the function that records a skip."""
 
 
 def observe(note: Callable[[CompileEvent], None], ran_eagerly: Callable[[], None]) -> None:
@@ -82,17 +84,13 @@ def is_under_way() -> bool:
 
 
 def reader_of_stream(device: str) -> Callable[[], int]:
-    """Return a function that returns the handle of the calling thread's stream on a device.
+    """Return a function that returns the handle of the calling thread's stream on a device."""
+    from serve_warm.private_apis.torch_c import reader_of_stream as find_reader
 
-    `torch.cuda.current_stream` makes an object at each call, which takes about 3 µs on an H100's
-    host. serve_warm instead calls a private function of torch's CUDA builds (2.0 to 2.15).
-    """
     torch: Any = sys.modules["torch"]
-    read = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     index = torch.device(device).index
-    if read is None or index is None:  # without a number, the device can change
-        return lambda: int(torch.cuda.current_stream(device).cuda_stream)
-    return functools.partial(read, index)
+    read = find_reader(index) if index is not None else None  # without one, the device can change
+    return read or (lambda: int(torch.cuda.current_stream(device).cuda_stream))
 
 
 @contextlib.contextmanager
@@ -141,44 +139,50 @@ def _manager_without_some(manager_class: Any) -> type:
 def _hook_trees(
     note: Callable[[CompileEvent], None], ran_eagerly: Callable[[], None], trees: ModuleType
 ) -> None:
-    manager_class: Any = trees.CUDAGraphTreeManager
-    begin, record = manager_class.__init__, manager_class.record_function
-    run_eager = manager_class.run_eager
     captured_by: dict[int, str] = {}
-    without_some = _manager_without_some(manager_class)
+    without_some = _manager_without_some(trees.CUDAGraphTreeManager)
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        # A new manager captures an empty graph to keep its pool.
-        with _one_at_a_time, count_elsewhere():
-            begin(self, *args, **kwargs)
+    def begin_alone(begin: Callable[..., None]) -> Callable[..., None]:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            # A new manager captures an empty graph to keep its pool.
+            with _one_at_a_time, count_elsewhere():
+                begin(self, *args, **kwargs)
 
-    def record_function(self: Any, new_inputs: Any, function_id: Any) -> Any:
-        reason = _why_again(self, new_inputs, function_id) or _why_here(captured_by)
-        attempt = _Attempt(self, new_inputs, function_id, give_up)
-        start = time.perf_counter()
-        with _one_at_a_time:
-            result = attempt.make(record, new_inputs, can_fail="for any reason")
-        if attempt.given_up:
-            return result
-        captured_by[threading.get_native_id()] = threading.current_thread().name
-        note(
-            CompileEvent(
-                kind="capture",
-                function=attempt.name,
-                signature=attempt.signature,
-                reason=reason,
-                seconds=time.perf_counter() - start,
+        return __init__
+
+    def note_captures(record: Callable[..., Any]) -> Callable[..., Any]:
+        def record_function(self: Any, new_inputs: Any, function_id: Any) -> Any:
+            reason = _why_again(self, new_inputs, function_id) or _why_here(captured_by)
+            attempt = _Attempt(self, new_inputs, function_id, give_up)
+            start = time.perf_counter()
+            with _one_at_a_time:
+                result = attempt.make(record, new_inputs, can_fail="for any reason")
+            if attempt.given_up:
+                return result
+            captured_by[threading.get_native_id()] = threading.current_thread().name
+            note(
+                CompileEvent(
+                    kind="capture",
+                    function=attempt.name,
+                    signature=attempt.signature,
+                    reason=reason,
+                    seconds=time.perf_counter() - start,
+                )
             )
-        )
-        return result
+            return result
 
-    def run_eager_counted(self: Any, new_inputs: Any, function_id: Any) -> Any:
-        ran_eagerly()
-        attempt = _Attempt(self, new_inputs, function_id, give_up)
-        # A failed run may already have written to its inputs, so it must not run again.
-        writes = bool(self.ids_to_funcs[function_id].mutated_input_idxs)
-        with _one_at_a_time:
-            return attempt.make(run_eager, new_inputs, can_fail="no" if writes else "for memory")
+        return record_function
+
+    def count_eager_runs(run: Callable[..., Any]) -> Callable[..., Any]:
+        def run_eager(self: Any, new_inputs: Any, function_id: Any) -> Any:
+            ran_eagerly()
+            attempt = _Attempt(self, new_inputs, function_id, give_up)
+            # A failed run may already have written to its inputs, so it must not run again.
+            writes = bool(self.ids_to_funcs[function_id].mutated_input_idxs)
+            with _one_at_a_time:
+                return attempt.make(run, new_inputs, can_fail="no" if writes else "for memory")
+
+        return run_eager
 
     def give_up(attempt: _Attempt, why: str) -> None:
         """Run a function without a graph from now on."""
@@ -192,10 +196,10 @@ def _hook_trees(
             )
         )
 
-    manager_class.__init__ = __init__
-    manager_class.record_function = record_function
-    manager_class.run_eager = run_eager_counted
-    _hook_sizes(note, trees)
+    patches.replace("CUDAGraphTreeManager.__init__", begin_alone)
+    patches.replace("CUDAGraphTreeManager.record_function", note_captures)
+    patches.replace("CUDAGraphTreeManager.run_eager", count_eager_runs)
+    patches.replace("is_cudagraph_capture_sizes", functools.partial(_note_sizes, note))
     _hook_threads(trees)
 
 
@@ -335,14 +339,11 @@ class _Attempt:
 
 def end_broken(device_index: int, pool: Any) -> None:
     """Tell torch's allocator that a failed capture no longer allocates from a pool."""
-    import torch
+    from serve_warm.private_apis.torch_c import end_broken_capture
 
-    allocator: Any = torch._C
-    # The allocator treats a broken capture as still running. A capture that ran out of memory has
-    # already ended, so these calls may raise.
+    # The allocator treats a broken capture as still running. One that ran out of memory has ended.
     with contextlib.suppress(RuntimeError):
-        allocator._cuda_endAllocateToPool(device_index, pool)
-        allocator._cuda_releasePool(device_index, pool)
+        end_broken_capture(device_index, pool)
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
@@ -386,12 +387,10 @@ def first_words(error: BaseException, handled: BaseException | None) -> str:
     return first_line(str(error), 200) or type(error).__name__
 
 
-def _hook_sizes(note: Callable[[CompileEvent], None], trees: ModuleType) -> None:
+def _note_sizes(
+    note: Callable[[CompileEvent], None], original: Callable[[Any], bool]
+) -> Callable[[Any], bool]:
     """Record a skip for each size that is not in the app's `cudagraph_capture_sizes`."""
-    name = "is_cudagraph_capture_sizes"
-    original: Callable[[Any], bool] | None = getattr(trees, name, None)
-    if original is None:
-        return
     left_out: set[Any] = set()
 
     def is_cudagraph_capture_sizes(int_key: Any) -> bool:
@@ -403,35 +402,37 @@ def _hook_sizes(note: Callable[[CompileEvent], None], trees: ModuleType) -> None
             note(CompileEvent(kind="skip", function="CUDA graph", reason=reason))
         return is_captured
 
-    setattr(trees, name, is_cudagraph_capture_sizes)
+    return is_cudagraph_capture_sizes
 
 
 def _hook_threads(trees: ModuleType) -> None:
-    """Let each thread capture graphs; torch with `_initialize_tls` (2.13) does this itself.
+    """Let each thread capture graphs; torch 2.13 does this itself.
 
     Earlier versions raise AssertionError in all threads but one: the thread that imported the
     module of graph trees. That thread might be the one that loaded an artifact. Autograd's threads
     still use the graphs of only one thread. So the backward pass is not captured for other threads.
     """
-    if hasattr(trees, "_initialize_tls") or not hasattr(trees, "get_obj"):
+    if inductor.captures_in_each_thread(trees) or not patches.replace(
+        "get_obj", _begin_in_each_thread
+    ):
         return
-    import torch
+    for stashed in vars(trees.local).values():
+        # torch did not take a reference for this thread's stashed objects, and the thread may end.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(stashed))
 
-    original: Callable[[Any, str], Any] = trees.get_obj
-    of_threads: Any = torch._C
+
+def _begin_in_each_thread(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    from serve_warm.private_apis.torch_c import has_thread_key
 
     def get_obj(local: Any, attr_name: str) -> Any:
-        if not hasattr(local, attr_name) and not of_threads._is_key_in_tls(attr_name):
+        if not hasattr(local, attr_name) and not has_thread_key(attr_name):
             # Do not use `_stash_obj_in_tls`: in 2.11 it takes no reference, but torch drops a
             # reference when the thread ends. By then, another object may be at this address.
             local.tree_manager_containers = {}
             local.tree_manager_locks = defaultdict(threading.Lock)
         return original(local, attr_name)
 
-    trees.get_obj = get_obj  # type: ignore[attr-defined]
-    for stashed in vars(trees.local).values():
-        # torch did not take a reference for this thread's stashed objects, and the thread may end.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(stashed))
+    return get_obj
 
 
 def _why_here(captured_by: Mapping[int, str]) -> str:
@@ -459,46 +460,55 @@ def _why_again(manager: Any, new_inputs: Any, function_id: Any) -> str:
     return f"captured again (earlier captures: {len(captured)}): {' '.join(text.split())}"
 
 
-def _hook_graphs(note: Callable[[CompileEvent], None], graphs: ModuleType) -> None:
-    graph: Any = graphs.CUDAGraph
-    begin, end = graph.capture_begin, graph.capture_end
+def _hook_graphs(note: Callable[[CompileEvent], None], _: ModuleType) -> None:
     broken: list[Any] = []
     """Objects that are never freed, because torch's allocators keep calling them by address."""
+    began: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+    """When the capture of each graph began."""
 
-    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        self._serve_warm_began_s = time.perf_counter()
-        try:
-            begin(self, *args, **kwargs)
-        except RuntimeError:
-            broken.append(self)
-            raise
+    def note_begin(begin: Callable[..., None]) -> Callable[..., None]:
+        def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
+            began[self] = time.perf_counter()
+            try:
+                begin(self, *args, **kwargs)
+            except RuntimeError:
+                broken.append(self)
+                raise
 
-    def capture_end(self: Any) -> None:
-        try:
-            end(self)
-        except RuntimeError:
-            broken.append(self)
-            raise
-        if not _elsewhere.counted:
-            seconds = time.perf_counter() - self._serve_warm_began_s
-            note(CompileEvent(kind="capture", function="torch.cuda.CUDAGraph", seconds=seconds))
+        return capture_begin
 
-    graph.capture_begin, graph.capture_end = capture_begin, capture_end
+    def note_end(end: Callable[[Any], None]) -> Callable[[Any], None]:
+        def capture_end(self: Any) -> None:
+            try:
+                end(self)
+            except RuntimeError:
+                broken.append(self)
+                raise
+            now = time.perf_counter()
+            seconds = now - began.pop(self, now)
+            if not _elsewhere.counted:
+                note(CompileEvent(kind="capture", function="torch.cuda.CUDAGraph", seconds=seconds))
+
+        return capture_end
+
+    patches.replace("CUDAGraph.capture_begin", note_begin)
+    patches.replace("CUDAGraph.capture_end", note_end)
 
 
 def _hook_skips(note: Callable[[CompileEvent], None], utils: ModuleType) -> None:
-    name = "log_cudagraph_skip_and_bump_counter"
-    original: Callable[[str], None] = getattr(utils, name)
+    original: Callable[[str], None] = utils.log_cudagraph_skip_and_bump_counter
 
     def noting(msg: str) -> None:
         note(CompileEvent(kind="skip", function="CUDA graph", reason=" ".join(msg.split())))
         original(msg)
 
+    def wrap(found: Callable[[str], None]) -> Callable[[str], None]:
+        return noting if found is original else found
+
+    patches.replace("log_cudagraph_skip_and_bump_counter", wrap)
     # Loaded modules have already imported the name; other modules will import it from `utils`.
     for user in SKIP_USERS:
-        module = sys.modules.get(f"torch._inductor.{user}")
-        if getattr(module, name, None) is original:
-            setattr(module, name, noting)
+        patches.replace(f"{user}.log_cudagraph_skip_and_bump_counter", wrap)
 
 
 @contextlib.contextmanager
@@ -569,6 +579,6 @@ def _allocating() -> Any:
 
 def clone_outputs(value: Any) -> Any:
     """Return `value` with cloned CUDA tensors, so that a graph's next run cannot overwrite it."""
-    from torch.utils._pytree import tree_map
-
-    return tree_map(lambda leaf: leaf.clone() if getattr(leaf, "is_cuda", False) else leaf, value)
+    return inductor.map_leaves(
+        lambda leaf: leaf.clone() if getattr(leaf, "is_cuda", False) else leaf, value
+    )

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 
 from serve_warm._after_import import AfterImport
+from serve_warm.private_apis.cpython import calling_frame
+from serve_warm.private_apis.dynamo import import_dynamo
+from serve_warm.private_apis.inductor import import_inductor
 
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 """The two halves of torch's compiler."""
@@ -73,7 +76,7 @@ def find_importer() -> str:
 
     Returns an empty string if this thread is importing nothing.
     """
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = calling_frame(1)
     is_import = False
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
@@ -85,7 +88,7 @@ def find_importer() -> str:
     return ""
 
 
-HOOKS = ("torch.", f"{__name__}.", "serve_warm._after_import.")
+HOOKS = ("torch.", f"{__name__}.", "serve_warm._after_import.", "serve_warm.private_apis.")
 """Beginnings of modules that import the compiler for others, each with a dot at the end."""
 
 
@@ -99,5 +102,5 @@ def import_compiler() -> None:
 
     Some versions of torch (2.11) query CUDA devices during the import.
     """
-    import torch._dynamo
-    import torch._inductor.compile_fx  # noqa: F401
+    import_dynamo()
+    import_inductor()

@@ -1,12 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The proof: a stance of torch that forbids every compile, and a count of eager fallbacks.
-
-`torch.compiler.set_stance` is public. The part of Dynamo that handles code beyond its recompile
-limit is private. The names `_FrameExecStrategy` and `set_code_exec_strategy` were seen in torch
-2.13.0.
-https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
-"""
+"""The proof: a stance of torch that forbids every compile, and a count of eager fallbacks."""
 
 from __future__ import annotations
 
@@ -17,6 +11,7 @@ from types import ModuleType
 
 from serve_warm.compiler.imports import when_imported
 from serve_warm.compiler.watch import watch_process
+from serve_warm.private_apis import dynamo
 
 
 @contextlib.contextmanager
@@ -53,8 +48,8 @@ def _forbid_from_its_import(_: ModuleType) -> None:
 @contextlib.contextmanager
 def _forbidden_to_dynamo() -> Iterator[None]:
     import torch
-    import torch._dynamo  # waits for a thread that is still importing Dynamo
 
+    dynamo.import_dynamo()
     with _look_at_fallen_again(), torch.compiler.set_stance("fail_on_recompile"):
         seen = watch_process()
         seen.refusing = True
@@ -89,15 +84,9 @@ def falls_counted() -> Iterator[None]:
 @contextlib.contextmanager
 def _look_at_fallen_again() -> Iterator[None]:
     """Let Dynamo see calls to code that reached its recompile limit, so that the calls count."""
-    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-
-    def treat_fallen(action: _FrameAction) -> None:
-        for code in fallen:
-            set_code_exec_strategy(code, _FrameExecStrategy(action, action))
-
     fallen = tuple(watch_process().fallen.values())
-    treat_fallen(_FrameAction.DEFAULT)
+    dynamo.look_again(fallen)
     try:
         yield
     finally:
-        treat_fallen(_FrameAction.RUN_ONLY)
+        dynamo.look_no_more(fallen)

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from serve_warm.config import environment
+from serve_warm.private_apis.dynamo import imported_stance
 
 NULL_COMPILE = "TORCHDYNAMO_DISABLE"
 """With this variable, `torch.compile` returns the model or function that it was given."""
@@ -42,9 +43,7 @@ def find_switch() -> str:
 
 
 def _stance() -> str:
-    # Private, and the same in 2.11, 2.13 and 2.15. Without Dynamo, no stance was set.
-    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
-    return str(getattr(getattr(eval_frame, "_stance", None), "stance", OURS[0]))
+    return imported_stance() or OURS[0]  # without Dynamo, no stance was set
 
 
 def _describe_stance() -> str:

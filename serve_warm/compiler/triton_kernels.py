@@ -43,6 +43,7 @@ from typing import Any
 from serve_warm.compiler.imports import when_imported
 from serve_warm.config import point_triton_at_ptxas
 from serve_warm.errors import ArtifactRefused
+from serve_warm.private_apis import inductor, patches
 from serve_warm.report import CompileEvent
 
 BINARY_SUFFIXES = (".cubin", ".hsaco", ".spv", ".metallib")
@@ -95,14 +96,26 @@ class _OfThisThread(threading.local):
 
 
 def _hook_inductor(note: Callable[[CompileEvent], None], heuristics: ModuleType) -> None:
-    tuner: Any = heuristics.CachingAutotuner
-    own, bench, recheck = _OfThisThread(), tuner.bench, tuner.recheck_autotune_cache
+    own = _OfThisThread()
+    patches.replace("CachingAutotuner.bench", functools.partial(_count_benches, own))
+    patches.replace(
+        "CachingAutotuner.recheck_autotune_cache", functools.partial(_recheck_here, heuristics)
+    )
+    for name in TUNINGS:
+        wrap = functools.partial(_time_tuning, note, heuristics, name, own)
+        patches.replace(f"CachingAutotuner.{name}", wrap)
 
+
+def _count_benches(own: _OfThisThread, bench: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(bench)
     def count_and_bench(self: Any, *args: Any, **kwargs: Any) -> Any:
         own.measured += 1
         return bench(self, *args, **kwargs)
 
+    return count_and_bench
+
+
+def _recheck_here(heuristics: ModuleType, recheck: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(recheck)
     def recheck_here(self: Any, reload_kernel_from_src: Callable[[], Any]) -> None:
         _look_here(self)
@@ -114,17 +127,16 @@ def _hook_inductor(note: Callable[[CompileEvent], None], heuristics: ModuleType)
         else:
             _keep_measured(self, heuristics, reload_kernel_from_src)
 
-    tuner.bench, tuner.recheck_autotune_cache = count_and_bench, recheck_here
-    for name in TUNINGS:
-        if hasattr(tuner, name):
-            setattr(tuner, name, _time_tuning(note, heuristics, name, own))
+    return recheck_here
 
 
 def _time_tuning(
-    note: Callable[[CompileEvent], None], heuristics: ModuleType, how: str, own: _OfThisThread
+    note: Callable[[CompileEvent], None],
+    heuristics: ModuleType,
+    how: str,
+    own: _OfThisThread,
+    tune: Callable[..., Any],
 ) -> Callable[..., Any]:
-    tune = getattr(heuristics.CachingAutotuner, how)
-
     @functools.wraps(tune)
     def time_it(self: Any, *args: Any, **kwargs: Any) -> Any:
         before, start = own.measured, time.perf_counter()
@@ -169,11 +181,9 @@ def _look_here(tuner: Any) -> None:
 def _here(path: str | None) -> str | None:
     if path is None:
         return None
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
     # `codecache.get_path` uses this layout: a folder named after two letters of the file name.
     there = Path(path)
-    return str(Path(cache_dir(), there.parent.name, there.name))
+    return str(Path(inductor.cache_folder(), there.parent.name, there.name))
 
 
 def _keep_descended(tuner: Any, found: Sequence[Any], reload_kernel: Callable[[], Any]) -> None:
@@ -190,7 +200,7 @@ def _keep_descended(tuner: Any, found: Sequence[Any], reload_kernel: Callable[[]
     if not built:
         if tuner.fn.fn is None:
             tuner.fn = reload_kernel().fn
-        built = [tuner._precompile_config(best)]
+        built = [inductor.build_kernel(tuner, best)]
     built[0].config.found_by_coordesc = True
     tuner.compile_results = built[:1]
 
@@ -204,7 +214,7 @@ def _keep_measured(tuner: Any, heuristics: ModuleType, reload_kernel: Callable[[
     and measures the result. torch 2.13 finds the configuration.
     """
     kept = heuristics.AutotuneCache.create(tuner.inductor_meta, tuner.filename, "")
-    best = kept._read() if kept is not None else None
+    best = inductor.best_configuration(kept) if kept is not None else None
     if not best:
         return
     built = [result for result in tuner.compile_results if _is_of(result.config, best)]
@@ -214,7 +224,7 @@ def _keep_measured(tuner: Any, heuristics: ModuleType, reload_kernel: Callable[[
         config = heuristics.Config(blocks, **beside)
         if tuner.fn.fn is None:
             tuner.fn = reload_kernel().fn
-        built = [tuner._precompile_config(config)]
+        built = [inductor.build_kernel(tuner, config)]
     tuner.compile_results = built[:1]
     tuner.inductor_meta = {**tuner.inductor_meta, "dynamic_scale_rblock": False}
 
@@ -231,10 +241,13 @@ BESIDE_BLOCKS = {
 """Keys that torch (2.11 to 2.13) stores with the best configuration, in addition to block sizes."""
 
 
-def _hook_templates(note: Callable[[CompileEvent], None], select_algorithm: ModuleType) -> None:
-    selector: Any = select_algorithm.AlgorithmSelectorCache
-    original = selector.autotune
+def _hook_templates(note: Callable[[CompileEvent], None], _: ModuleType) -> None:
+    patches.replace("AlgorithmSelectorCache.autotune", functools.partial(_time_templates, note))
 
+
+def _time_templates(
+    note: Callable[[CompileEvent], None], original: Callable[..., Any]
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def autotune(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
@@ -242,13 +255,18 @@ def _hook_templates(note: Callable[[CompileEvent], None], select_algorithm: Modu
         note(_tuning(name, f"{len(timings)} templates", time.perf_counter() - start))
         return timings
 
-    selector.autotune = autotune
+    return autotune
 
 
 def _hook_pipelined(note: Callable[[CompileEvent], None], autotune_process: ModuleType) -> None:
     # With `pipeline_max_autotune_gemm`, another process measures the templates, and torch waits.
-    tuner: Any = autotune_process.AsyncAutotuner
-    original = tuner.get_results
+    wrap = functools.partial(_time_waits, note, autotune_process.AsyncAutotuner)
+    patches.replace("AsyncAutotuner.get_results", wrap)
+
+
+def _time_waits(
+    note: Callable[[CompileEvent], None], tuner: Any, original: Callable[[Any, str], Any]
+) -> Callable[[Any, str], Any]:
     known: set[str] = set()
 
     def get_results(choices: Any, inputs_key: str) -> Any:
@@ -261,15 +279,19 @@ def _hook_pipelined(note: Callable[[CompileEvent], None], autotune_process: Modu
             note(_tuning("template", words, time.perf_counter() - start))
         return timings
 
-    tuner.get_results = staticmethod(get_results)
+    return get_results
 
 
 def _hook_triton(note: Callable[[CompileEvent], None], autotuner: ModuleType) -> None:
-    tuner: Any = autotuner.Autotuner
-    check = getattr(tuner, "check_disk_cache", None)
-    if check is None:
-        return  # Triton before 3.3 does not store autotuning results
+    # Triton before 3.3 does not store autotuning results.
+    is_stored = patches.replace("Autotuner.check_disk_cache", functools.partial(_time_check, note))
+    if is_stored and hasattr(autotuner, "knobs"):
+        patches.replace("Autotuner.cache_results", lambda _: _Kept(autotuner.knobs))
 
+
+def _time_check(
+    note: Callable[[CompileEvent], None], check: Callable[..., Any]
+) -> Callable[..., Any]:
     def check_disk_cache(self: Any, key: Any, configs: Any, bench: Callable[[], None]) -> Any:
         def time_bench() -> None:
             start = time.perf_counter()
@@ -279,9 +301,7 @@ def _hook_triton(note: Callable[[CompileEvent], None], autotuner: ModuleType) ->
 
         return check(self, key, configs, time_bench)
 
-    tuner.check_disk_cache = check_disk_cache
-    if hasattr(autotuner, "knobs"):
-        tuner.cache_results = _Kept(autotuner.knobs)
+    return check_disk_cache
 
 
 class _Kept:

@@ -20,23 +20,22 @@ import functools
 import linecache
 import logging
 import re
-import shlex
-import sys
 import threading
 import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 from serve_warm._records import record
 from serve_warm._redaction import describe_error, hide_texts
-from serve_warm.compiler import cuda_graphs, evidence, triton_kernels
+from serve_warm.compiler import cpp_commands, cuda_graphs, evidence, triton_kernels
 from serve_warm.compiler.imports import when_imported
 from serve_warm.compiler.switches import find_switch
 from serve_warm.inputs import InputSignature
+from serve_warm.private_apis import dynamo, patches
 from serve_warm.report import CompileEvent, Counts
 
 logger = logging.getLogger(__name__)
@@ -49,11 +48,6 @@ include them."""
 
 SIGNATURES_KEPT = 4096
 """Maximum number of compiled calls that a watch remembers."""
-
-
-OBJECT_SUFFIXES = (".so", ".o", ".a", ".dylib", ".pyd", ".dll")
-"""Suffixes of the output files of a compile. `g++ --version` and preprocessing write no such
-file."""
 
 
 ANOTHER = "the object is not the one that was proven: the application replaced or added it"
@@ -155,9 +149,8 @@ class CompileCounter:
 
     def counts(self) -> Counts:
         """Return all counts since the watch began."""
-        # This name is private, and the same from 2.6 to 2.15. Without Dynamo, nothing was compiled.
-        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-        inductor = {} if counters is None else counters["inductor"]
+        # Without Dynamo, nothing was compiled.
+        inductor = dynamo.imported_counters().get("inductor", {})
         with self._lock:
             return Counts(
                 **self._sums,
@@ -226,7 +219,7 @@ class _Watched:
         self._torchdynamo_orig_backend = callback
         self._seen = seen
         # This prevents a second wrapper, because torch restores callbacks through the same hook.
-        self._serve_warm_watched = self
+        self.serve_warm_watched = self
 
     def __call__(self, frame: Any, *args: Any) -> Any:
         callback, seen = self._torchdynamo_orig_backend, self._seen
@@ -234,13 +227,13 @@ class _Watched:
         why = "" if seen.on_event is None else _why_none_fits(seen, frame, callback)
         # An update may change these at any time.
         forbidden, on_begin = seen.forbidden, seen.on_begin
-        if forbidden is not None and _would_compile(frame):
+        if forbidden is not None and dynamo.would_compile(frame):
             reason = "; ".join(filter(None, ("compiling is forbidden after ready", why)))
             event = _event("forbidden", frame, reason=reason)
             seen.note(event)
             raise forbidden(event)
         seen.untaken.pop(id(frame.f_code), None)
-        if on_begin is not None and _would_compile(frame):
+        if on_begin is not None and dynamo.would_compile(frame):
             on_begin()
         start = time.perf_counter()
         with seen.compile_running():
@@ -250,7 +243,7 @@ class _Watched:
             _count_runs(frame.f_globals, result.guarded_code.code)
             _note_resumes(seen, frame.f_globals, result.guarded_code.code)
             seen.read_values.note(frame.f_code, result.guarded_code.guard_manager)
-            reason = _recompile_reason()
+            reason = dynamo.recompile_reason()
             kind = "recompile" if reason else "compile"
             reason = seen.why_another(frame) or evidence.why_below() or why or reason
             event = _event(kind, frame, reason=reason, seconds=seconds)
@@ -261,7 +254,7 @@ class _Watched:
             # From now on, Dynamo runs this code eagerly if no variant fits, without calling a
             # callback.
             seen.fallen[id(frame.f_code)] = frame.f_code
-            reason = f"recompile limit reached; {_recompile_reason()}"
+            reason = f"recompile limit reached; {dynamo.recompile_reason()}"
             seen.note(_event("eager", frame, reason=reason, seconds=seconds))
         elif (given_up := _why_given_up(frame, result)) is not None:
             event = _event("eager", frame, reason=given_up, seconds=seconds)
@@ -388,37 +381,22 @@ def _why_given_up(frame: Any, result: Any) -> str | None:
 
     Returns None for frames in which there is nothing to compile.
     """
-    from torch._dynamo import config
-
-    if not _would_compile(frame):
+    if not dynamo.would_compile(frame):
         return None
     said = str(getattr(result, "skip_reason", None) or "")  # not in 2.11
-    if config.disable:
+    if dynamo.is_disabled():
         return find_switch()
-    if "dispatch mode" in said or _has_dispatch_mode():
+    if "dispatch mode" in said or dynamo.is_in_dispatch_mode():
         return (
             "a torch dispatch mode is active, for example a FLOP counter: torch compiles nothing "
             "in such a mode"
         )
-    if "suppressed" in said or (not said and config.suppress_errors):
+    if "suppressed" in said or (not said and dynamo.suppresses_errors()):
         return (
             "compiling it failed, and suppress_errors is on, so torch only logged the error: read "
             "the lines of torch._dynamo before this one, or switch suppress_errors off"
         )
     return None
-
-
-def _has_dispatch_mode() -> bool:
-    from torch.utils import _python_dispatch
-
-    return bool(_python_dispatch.is_in_any_mode_without_ignore_compile_internals())
-
-
-def _would_compile(frame: Any) -> bool:
-    # torch's own fail_on_recompile makes the same two checks before it raises.
-    from torch._dynamo import convert_frame, trace_rules
-
-    return not trace_rules.check(frame.f_code) and convert_frame.has_tensor_in_frame(frame)
 
 
 @record(frozen=True, kw_only=True)
@@ -486,23 +464,8 @@ def _why_none_fits(seen: CompileCounter, frame: Any, callback: Any) -> str:
     Each variant fails at another guard, and torch names only one variant. If the function was never
     compiled for these sizes, the sizes matter, and otherwise a guard that is not about sizes.
     """
-    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-    from torch._dynamo.eval_frame import innermost_backend
-    from torch._dynamo.guards import get_guard_fail_reason
-
-    backend = innermost_backend(callback)
     try:
-        reasons = [
-            get_guard_fail_reason(
-                variant.guard_manager,
-                variant.code,
-                frame.f_locals,
-                variant.compile_id,
-                backend,
-                skip_logging=True,
-            )
-            for variant in _debug_get_cache_entry_list(frame.f_code)
-        ]
+        reasons = dynamo.failed_guards(frame, callback)
     except Exception as error:  # noqa: BLE001 - with another torch, too, a request is answered
         logger.debug("no guard is named: %s", describe_error(error))
         return ""
@@ -513,13 +476,6 @@ def _why_none_fits(seen: CompileCounter, frame: Any, callback: Any) -> str:
     # torch adds the line of code, which may name anything.
     first = [reason for reason in own if bool(SIZE.search(reason.partition("  #")[0])) != is_known]
     return next(iter((*first, *own)), "")
-
-
-def _recompile_reason() -> str:
-    from torch._dynamo.utils import get_compilation_metrics
-
-    metrics = get_compilation_metrics()
-    return (metrics[-1].recompile_reason or "") if metrics else ""
 
 
 _the_watch: CompileCounter | None = None
@@ -535,18 +491,20 @@ def watch_process() -> CompileCounter:
         if _the_watch is None:
             seen = CompileCounter()
             when_imported("torch._dynamo.eval_frame", functools.partial(_hook_dynamo, seen))
-            when_imported("torch._inductor.cpp_builder", functools.partial(_hook_runs, seen))
             when_imported("triton.runtime.build", functools.partial(_hook_triton, seen))
+            cpp_commands.time_compiles(seen.note_compiler_run)
             cuda_graphs.observe(seen.note, seen.note_eager_run)
             triton_kernels.observe(seen.note)
             _the_watch = seen
         return _the_watch
 
 
-def _hook_dynamo(seen: CompileCounter, eval_frame: Any) -> None:
-    original: Callable[[Any], Any] = eval_frame._callback_from_stance
-    _let_dynamo_skip(_RUN_CODE)
+def _hook_dynamo(seen: CompileCounter, _: ModuleType) -> None:
+    dynamo.skip_always(_RUN_CODE)  # compiled code calls it
+    patches.replace("_callback_from_stance", functools.partial(_watch_callbacks, seen))
 
+
+def _watch_callbacks(seen: CompileCounter, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def callback_from_stance(callback: Any) -> Any:
         chosen = original(callback)
         if callback is None or callback is False:
@@ -567,21 +525,16 @@ def _hook_dynamo(seen: CompileCounter, eval_frame: Any) -> None:
             # because of the proof. So let that thread compile, and count the compile.
             if not calls.is_outside():
                 return _Refused(chosen, seen)
+        # A field of torch's object, because the wrapper refers to the callback: any mapping from
+        # callbacks to wrappers would keep both forever. A weak mapping also takes several times as
+        # long, and this runs in each call.
         try:
-            return callback._serve_warm_watched
+            return callback.serve_warm_watched
         except AttributeError:
-            callback._serve_warm_watched = _Watched(callback, seen)
-            return callback._serve_warm_watched
+            callback.serve_warm_watched = _Watched(callback, seen)
+            return callback.serve_warm_watched
 
-    eval_frame._callback_from_stance = callback_from_stance
-
-
-def _let_dynamo_skip(code: CodeType) -> None:
-    """Run a function without tracing, when compiled code of Dynamo calls it (2.11 to 2.15)."""
-    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-
-    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
-    set_code_exec_strategy(code, skip)
+    return callback_from_stance
 
 
 class _Eager:
@@ -592,26 +545,10 @@ class _Eager:
         self._answers = answers
 
     def __call__(self, frame: Any, *_: Any) -> Any:
-        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
-        from torch._dynamo.types import ConvertFrameReturn
-
-        if _would_compile(frame):
+        if dynamo.would_compile(frame):
             self._answers.calls[_Called.by(frame).function] += 1
-        _count_for_fullgraph()
-        # Only this frame is skipped, with all that it calls: the code may be compiled later.
-        skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-        return ConvertFrameReturn(frame_exec_strategy=skip, apply_to_code=False)
-
-
-def _count_for_fullgraph() -> None:
-    """Let torch believe that it compiled a frame: with `fullgraph=True`, it raises otherwise."""
-    from torch._C._dynamo import eval_frame
-
-    # Private; in 2.13, and not in 2.11. It sets the count of this thread and returns the former
-    # one, which is -1 if nothing is counted.
-    count: Any = getattr(eval_frame, "set_fullgraph_compiled_frame_count", None)
-    if count is not None and (frames := count(-1)) >= 0:
-        count(frames + 1)
+        dynamo.count_for_fullgraph()
+        return dynamo.skip_once()
 
 
 class _Refused:
@@ -635,30 +572,13 @@ class _Refused:
             raise
 
 
-def _hook_runs(seen: CompileCounter, cpp_builder: Any) -> None:
-    # Inductor compiles C++ in threads of this process, and each compiler run goes through this
-    # function (private; 2.5 to 2.15). tests/replica/start/test_cold_warm.py compares this count
-    # with the process table.
-    original = cpp_builder.run_compile_cmd
-
-    def run_compile_cmd(cmd_line: str, cwd: str) -> None:
-        start = time.perf_counter()
-        try:
-            original(cmd_line, cwd)
-        finally:
-            if _makes_object(cmd_line):
-                seen.note_compiler_run(time.perf_counter() - start)
-
-    cpp_builder.run_compile_cmd = run_compile_cmd
-
-
-def _hook_triton(seen: CompileCounter, build: Any) -> None:
+def _hook_triton(seen: CompileCounter, _: ModuleType) -> None:
     # Triton compiles C for its driver, and for each kernel that torch's own launcher cannot launch
     # (private; Triton 3.3 to 3.6).
-    original = getattr(build, "_build", None)
-    if original is None:
-        return
+    patches.replace("_build", functools.partial(_count_builds, seen))
 
+
+def _count_builds(seen: CompileCounter, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile_c(*args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
@@ -666,13 +586,7 @@ def _hook_triton(seen: CompileCounter, build: Any) -> None:
         seen.note_compiler_run(time.perf_counter() - start)
         return found
 
-    build._build = compile_c
-
-
-def _makes_object(cmd_line: str) -> bool:
-    words = shlex.split(cmd_line)
-    outputs = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "-o"]
-    return any(output.endswith(OBJECT_SUFFIXES) for output in outputs)
+    return compile_c
 
 
 def unwatched_compiles() -> int:
@@ -681,8 +595,8 @@ def unwatched_compiles() -> int:
     To get the number for a period, call this function before and after the period, and subtract. If
     Dynamo is not imported, nothing was compiled, so this function does not import Dynamo.
     """
-    utils = sys.modules.get("torch._dynamo.utils")
-    if utils is None:
+    counters = dynamo.imported_counters()
+    if not counters:
         return 0
     watched = _the_watch.counts().compiles if _the_watch is not None else 0
-    return int(utils.counters["frames"]["ok"]) - watched
+    return counters["frames"]["ok"] - watched

@@ -83,7 +83,8 @@ def describe_copy(served: Any) -> tuple[Any, ...]:
 
     A copy has its own weights, so it needs its own steps and its own cache.
     """
-    decoder, model = served._serve_warm_decoder, served._serve_warm_check.model
+    parts = vars(served)
+    decoder, model = parts["_serve_warm_decoder"], parts["_serve_warm_check"].model
     make = functools.partial(
         compile_generation,
         batch=decoder.slots,

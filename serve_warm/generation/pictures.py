@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from serve_warm.errors import GenerationRefused
+from serve_warm.private_apis.nn_module import own_modules
 
 PICTURES = ("mm_encoder_outputs", "pixel_values", "image_sizes")
 """Arguments of a model call that hold images or image states. `generate` sets these arguments, but
@@ -44,7 +45,7 @@ def embed(model: Any, tokens: torch.Tensor, pictures: Mapping[str, Any]) -> torc
     # Change only a copy of the parent, because entries rely on the model as it is.
     copy: Any = object.__new__(type(parent))
     vars(copy).update(vars(parent))
-    vars(copy)["_modules"] = {**parent._modules, key: _Instead(decoder)}
+    vars(copy)["_modules"] = {**own_modules(parent), key: _Instead(decoder)}
     try:
         with torch.inference_mode():
             type(copy).forward(copy, input_ids=tokens, **pictures)
@@ -89,7 +90,7 @@ class _Instead(nn.Module):
 def _holder_of(model: Any, decoder: Any, name: str) -> tuple[Any, str]:
     """Return the module that calls the decoder, and the decoder's name in that module."""
     for parent in model.modules():
-        for key, child in parent._modules.items():
+        for key, child in own_modules(parent).items():
             if child is decoder and parent is not model:
                 return parent, key
     raise _refused(name, "the model has no text decoder that is separate from its image input")

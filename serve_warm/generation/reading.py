@@ -19,6 +19,7 @@ from serve_warm._records import record
 from serve_warm._redaction import describe_error
 from serve_warm.errors import ConfigError
 from serve_warm.generation.steps import CallForm, LayerShape
+from serve_warm.private_apis.transformers import attention_of
 
 SLIDING = ("sliding_attention",)
 FULL = ("full_attention",)
@@ -56,7 +57,7 @@ def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs
     """
     _check_kind(model)
     config = model.config.get_text_config(decoder=True)
-    attention = config._attn_implementation
+    attention = attention_of(config)
     if attention not in MASKS:
         raise ConfigError(
             f"{type(model).__name__} uses attention {attention!r}, whose masks are not tensors",

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 from serve_warm.errors import GenerationRefused
+from serve_warm.private_apis.nn_module import own_modules
+from serve_warm.private_apis.transformers import has_attention
 
 Active = tuple[int, tuple[tuple[bool, tuple[str, ...], tuple[str, ...]], ...]]
 """How often parts of the model were replaced, and the state of each adapter layer: whether it is
@@ -41,7 +43,7 @@ class SameModel:
         self._dtype = self._parameter.dtype
         # An encoder has its own configuration, and `get_text_config` can return a copy.
         found = (getattr(part, "config", None) for part in model.modules())
-        own = {id(each): vars(each) for each in found if hasattr(each, "_attn_implementation")}
+        own = {id(each): vars(each) for each in found if has_attention(each)}
         self._configs = [*own.values()]
         self._made_for = self._settings()
         self._replaced = 0
@@ -100,9 +102,9 @@ class SameModel:
     def _find(self) -> None:
         """Find all parts of the model, and the adapter layers among them."""
         parts = [
-            (parent._modules, name, part)
+            (own_modules(parent), name, part)
             for parent in self._model.modules()
-            for name, part in parent._modules.items()
+            for name, part in own_modules(parent).items()
         ]
         self._parents, self._names = [each[0] for each in parts], [each[1] for each in parts]
         self._parts = [each[2] for each in parts]

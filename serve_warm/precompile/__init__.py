@@ -49,12 +49,15 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
-def building() -> AbstractContextManager[RunningBuild]:
+def building(*, accept_torch_source: bool = False) -> AbstractContextManager[RunningBuild]:
     """Make an entry for each call in the block, where possible, and yield the build.
+
+    With a torch whose private functions were not tested, it makes none, unless a person accepted
+    this torch.
 
     The new entries run the calls. Each compile uses Inductor's caches, so code that was compiled at
     level 1 is not compiled again.
     """
     from serve_warm.precompile.builders.builder import RunningBuild
 
-    return SESSION.building(RunningBuild())
+    return SESSION.building(RunningBuild(accept_torch_source=accept_torch_source))

@@ -32,6 +32,7 @@ from serve_warm.precompile.entries.model_tree import has_work
 from serve_warm.precompile.entries.table import PREFIXES
 from serve_warm.precompile.facts.names import STANDS_FOR
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
+from serve_warm.private_apis import dynamo, nn_module
 
 logger = logging.getLogger(__name__)
 
@@ -124,15 +125,14 @@ def compile_regions(
         return model
     # torch.compile runs only when a call needs it, which saves a start with an artifact 1 to 2 ms
     # per block (2.11, 2.13).
-    stocks = [_WhenCalled(block._call_impl, arguments) for block in found]
+    stocks = [_WhenCalled(nn_module.call_of(block), arguments) for block in found]
     stocks[0].get_compiled()  # so that wrong arguments fail here, and not in the first request
     for block, stock in zip(found, stocks, strict=True):
-        # Set `_compiled_call_impl`, which nn.Module calls if it is set. The block's state_dict,
-        # hooks and attributes stay the same.
+        # The block's state_dict, hooks and attributes stay the same.
         dispatcher = Dispatcher(
             stock.target, stock=stock, torch_compiled=stock.get_compiled, arguments=arguments
         )
-        block._compiled_call_impl = dispatcher  # as `nn.Module.compile` does (2.2 to 2.15)
+        nn_module.set_compiled_call(block, dispatcher)
     return model
 
 
@@ -228,9 +228,7 @@ def _forward_of(dispatcher: Dispatcher, stock: Any) -> Callable[..., Any]:
 @functools.cache
 def _make_module_class() -> type:
     # Created on first use: its base class is in Dynamo, which takes a second to import.
-    from torch._dynamo import OptimizedModule
-
-    base: Any = OptimizedModule
+    base: Any = dynamo.compiled_module_class()
 
     class CompiledModule(base):  # type: ignore[misc]
         """torch.compile's module, with a dispatcher that receives each call first."""
@@ -309,9 +307,7 @@ class LightModule(torch.nn.Module):
         `isinstance` checks both this class and the actual one. Copying, pickling and Dynamo use
         only the actual one.
         """
-        # Not an import, which takes a second. A module that is being imported has no class yet.
-        dynamo = sys.modules.get("torch._dynamo.eval_frame")
-        return getattr(dynamo, "OptimizedModule", None) or type(self)
+        return dynamo.imported_compiled_module_class() or type(self)
 
     @property
     def training(self) -> bool:

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import functools
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
+from serve_warm._records import record
 from serve_warm.private_apis.sources import Sources
-from serve_warm.private_apis.table import TABLE, Patch
+from serve_warm.private_apis.table import TABLE, Patch, numbers
 
 FILE = Path(__file__).with_name("digests.json")
 
 Verdict = Literal["known", "changed", "gone", "not in this version"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Judged:
     """One row of the table, compared with one version of its package."""
 
@@ -44,32 +43,59 @@ class Judged:
         return f"{self.patch.at[0]} is {self.verdict}"
 
 
+class Tested(TypedDict):
+    """What `digests.json` says about one version of a package."""
+
+    functions: dict[str, str]
+    """The digest of each row's function, by the row's name."""
+    files: dict[str, str]
+    """The digest of each module that has one of these functions, or could have had it."""
+
+
 @functools.cache
-def tested() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
-    """Return the digests by package (`torch`), version and row."""
-    found: dict[str, dict[str, dict[str, str]]] = json.loads(FILE.read_text())
+def tested() -> Mapping[str, Mapping[str, Tested]]:
+    """Return the tested versions by package (`torch`) and version."""
+    found: dict[str, dict[str, Tested]] = json.loads(FILE.read_text())
     return found
 
 
-def judge(package: str, version: str, sources: Sources, *, level: int = 1) -> Iterator[Judged]:
+def judge(package: str, version: str, sources: Sources, *, level: int = 1) -> list[Judged]:
     """Compare the rows of a package that this level or a higher one needs."""
+    patches = [each for each in TABLE if package_of(each) == package and each.level >= level]
     versions = tested().get(package, {})
-    for patch in TABLE:
-        if package_of(patch) != package or patch.level < level:
-            continue
-        digest = digest_of(patch, sources)
-        known = [each for each, digests in versions.items() if digests.get(patch.name) == digest]
-        if digest and known:
-            newest = max(known, key=_numbers)
-            yield Judged(patch=patch, verdict="known", digest=digest, known_from=newest)
-        elif digest:
-            yield Judged(patch=patch, verdict="changed", digest=digest)
-        else:
-            is_expected = _numbers(patch.since) <= _numbers(version) and not (
-                patch.until and _numbers(patch.until) <= _numbers(version)
-            )
-            verdict: Verdict = "gone" if is_expected else "not in this version"
-            yield Judged(patch=patch, verdict=verdict, digest="")
+    same = _same_files(sources, versions)
+    known = versions[same]["functions"] if same else {}
+    return [
+        _judge(
+            each,
+            known.get(each.name, "") if same else digest_of(each, sources),
+            same,
+            version,
+            versions,
+        )
+        for each in patches
+    ]
+
+
+def _same_files(sources: Sources, versions: Mapping[str, Tested]) -> str:
+    """Return the tested version with the same files, if any: parsing all files takes seconds."""
+    for version, known in versions.items():
+        if all(sources.file_digest(name) == digest for name, digest in known["files"].items()):
+            return version
+    return ""
+
+
+def _judge(
+    patch: Patch, digest: str, same: str, version: str, versions: Mapping[str, Tested]
+) -> Judged:
+    if not digest:
+        verdict: Verdict = "gone" if patch.is_in(version) else "not in this version"
+        return Judged(patch=patch, verdict=verdict, digest="")
+    such = [name for name, each in versions.items() if each["functions"].get(patch.name) == digest]
+    newest = same or max(such, key=numbers, default="")
+    return Judged(
+        patch=patch, verdict="known" if newest else "changed", digest=digest, known_from=newest
+    )
 
 
 def unknown(judged: Iterable[Judged]) -> list[Judged]:
@@ -77,16 +103,52 @@ def unknown(judged: Iterable[Judged]) -> list[Judged]:
     return [each for each in judged if each.verdict in ("changed", "gone")]
 
 
+@record(frozen=True, kw_only=True)
+class TorchSource:
+    """Whether a build may make entries with the torch that is installed."""
+
+    version: str
+    unknown: tuple[Judged, ...]
+    """The functions that differ from those of tested versions, for levels 2 and 3."""
+    is_accepted: bool
+    """Whether a person accepted them (`serve-warm build --accept-torch-source`)."""
+
+    @classmethod
+    def installed(cls, version: str, *, is_accepted: bool = False) -> TorchSource:
+        """Compare the installed torch, whose version is `version`, with the tested versions."""
+        sources = Sources.installed("torch")
+        judged = judge("torch", version, sources, level=2) if sources is not None else []
+        return cls(version=version, unknown=tuple(unknown(judged)), is_accepted=is_accepted)
+
+    def why_not(self, level: int) -> str:
+        """Return why a build makes no entries of a level, or an empty string."""
+        needed = [each for each in self.unknown if each.patch.level <= level]
+        if not needed or self.is_accepted:
+            return ""
+        more = f", and {len(needed) - 1} more" if len(needed) > 1 else ""
+        return (
+            f"torch {self.version} was not tested with serve_warm, and {needed[0]}{more}: use "
+            f"torch {', '.join(tested()['torch'])}, or compare your model's answers yourself and "
+            "build with --accept-torch-source"
+        )
+
+    def accepted(self) -> dict[str, str]:
+        """Return the digests of the functions that a person accepted, by place."""
+        return {each.patch.at[0]: each.digest for each in self.unknown if self.is_accepted}
+
+
 def digest_of(patch: Patch, sources: Sources) -> str:
     """Return the digest of the function that a row replaces, or an empty string if there is none.
 
     For an attribute that a class inherits, or gets only from the patch, it is that of the class.
     """
+    is_always_there = not (patch.since or patch.until)
     for place in (patch.home,) if patch.home else patch.at:
-        owner = place.rpartition(".")[0] if "." in place.partition(":")[2] else ""
+        module, _, name = place.partition(":")
+        owner, _, _ = name.rpartition(".")
         digest = None if patch.adds else sources.digest(place)
-        if digest is None and owner and not owner.endswith("*") and not patch.until:
-            digest = sources.digest(owner)
+        if digest is None and owner and (patch.adds or is_always_there):
+            digest = sources.digest(f"{module}:{owner}")
         if digest is not None:
             return digest
     return ""
@@ -95,8 +157,3 @@ def digest_of(patch: Patch, sources: Sources) -> str:
 def package_of(patch: Patch) -> str:
     """Return the name of the package whose function a row replaces."""
     return patch.at[0].partition(".")[0].partition(":")[0]
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version: `2.16.0a0+gitabc` is later than `2.9`."""
-    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:2]))

@@ -7,11 +7,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from serve_warm.private_apis.table import TABLE, Patch
+
+logger = logging.getLogger(__name__)
 
 Wrap = Callable[[Any], Any]
 """Returns the replacement of a function, which it gets. It gets None if there is no function."""
@@ -58,14 +61,12 @@ def find(name: str, owner: Any = None) -> Place | None:
         if holder is None:
             continue
         own = vars(holder)
-        if attribute in own:
-            value = own[attribute]
-            if isinstance(value, (staticmethod, classmethod)):
-                value = getattr(holder, attribute)
-            return Place(holder, attribute, value, is_own=True)
-        inherited = inspect.getattr_static(holder, attribute, None)
-        if inherited is not None or patch.adds:
-            return Place(holder, attribute, inherited, is_own=False)
+        value = own.get(attribute, inspect.getattr_static(holder, attribute, None))
+        if value is None and attribute not in own and not patch.adds:
+            continue
+        if isinstance(value, (staticmethod, classmethod)):
+            value = getattr(holder, attribute)
+        return Place(holder, attribute, value, is_own=attribute in own)
     return None
 
 
@@ -77,6 +78,7 @@ def replace(name: str, wrap: Wrap) -> bool:
     """
     place = find(name)
     if place is None:
+        _say_missing(BY_NAME[name])
         return False
     _replace(place, wrap)
     return True
@@ -104,6 +106,19 @@ def replaced(changes: Iterable[Change]) -> Iterator[None]:
         yield
 
 
+def _say_missing(patch: Patch) -> None:
+    """Log that a start does without a patch, unless this version never had the function."""
+    package = sys.modules.get(patch.at[0].partition(".")[0])
+    version = str(getattr(package, "__version__", ""))
+    if version and patch.is_in(version):
+        logger.warning(
+            "%s of version %s is missing, so serve_warm does without it: %s",
+            patch.at[0],
+            version,
+            patch.why,
+        )
+
+
 def _in_order(wraps: list[Wrap]) -> Wrap:
     def wrap(value: Any) -> Any:
         for each in wraps:
@@ -120,16 +135,18 @@ _replaced: dict[tuple[int, str], Any] = {}
 def _replace(place: Place, wrap: Wrap) -> Callable[[], None]:
     """Replace a function, and return a function that puts the old one back."""
     owner, attribute, value, is_own = place
+    new = wrap(value)
     key = id(owner), attribute
     if _replaced.setdefault(key, place) is not place:
         raise AlreadyReplaced(
             f"{getattr(owner, '__qualname__', owner)}.{attribute} is replaced already: one part of "
             "serve_warm must make both changes"
         )
-    before = vars(owner).get(attribute)
-    new = wrap(value)
-    is_static = isinstance(before, (staticmethod, classmethod))
-    setattr(owner, attribute, staticmethod(new) if is_static else new)
+    before = inspect.getattr_static(owner, attribute, None)
+    # A replacement that needs the class of each call is a `classmethod` itself.
+    if isinstance(before, (staticmethod, classmethod)) and not isinstance(new, classmethod):
+        new = staticmethod(new)
+    setattr(owner, attribute, new)
 
     def undo() -> None:
         if is_own:

@@ -85,7 +85,16 @@ class Sources:
             ]
         if not found:
             return None
-        return hashlib.sha256("\n".join(found).encode()).hexdigest()[:SIZE]
+        return _digest_of("\n".join(found))
+
+    def files(self) -> dict[str, str]:
+        """Return the digest of each module that has been read; empty for one that is not there."""
+        return {module: self.file_digest(module) for module in sorted(self._trees)}
+
+    def file_digest(self, module: str) -> str:
+        """Return the digest of a module's text, or an empty string if there is no such module."""
+        text = self._text(module)
+        return "" if text is None else _digest_of(text)
 
     def _find(self, module: str, path: list[str]) -> Iterator[ast.stmt]:
         tree = self._tree(module)
@@ -98,10 +107,17 @@ class Sources:
 
     def _tree(self, module: str) -> ast.Module | None:
         if module not in self._trees:
-            file = module.replace(".", "/")
-            text = self._read(f"{file}.py") or self._read(f"{file}/__init__.py")
+            text = self._text(module)
             self._trees[module] = None if text is None else ast.parse(text)
         return self._trees[module]
+
+    def _text(self, module: str) -> str | None:
+        file = module.replace(".", "/")
+        return self._read(f"{file}.py") or self._read(f"{file}/__init__.py")
+
+
+def _digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:SIZE]
 
 
 def _named(body: list[ast.stmt], name: str) -> Iterator[ast.stmt]:

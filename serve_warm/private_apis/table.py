@@ -7,15 +7,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
 from typing import Literal
+
+from serve_warm._records import record
 
 Lifetime = Literal["process", "trace", "library"]
 """How long a patch stays, and so how it is undone: never, at the end of a trace, or at the end of
 the build of a library."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Patch:
     """One row: what is replaced, for how long, and why."""
 
@@ -40,6 +42,17 @@ class Patch:
         """The name by which code applies the patch: the place in the newest version."""
         return self.at[0].partition(":")[2]
 
+    def is_in(self, version: str) -> bool:
+        """Return whether this version of the package has the function, as far as we know."""
+        return numbers(self.since) <= numbers(version) and not (
+            self.until and numbers(self.until) <= numbers(version)
+        )
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version: `2.16.0a0+gitabc` is later than `2.9`."""
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:2]))
+
 
 DYNAMO = "torch._dynamo"
 VARIABLES = "torch._dynamo.variables"
@@ -55,8 +68,8 @@ def _trace(at: str, why: str, *others: str, adds: bool = False, **fields: str) -
     return Patch(at=places, level=2, lifetime="trace", why=why, adds=adds, **fields)
 
 
-def _library(at: str, why: str, **fields: str) -> Patch:
-    return Patch(at=(at,), level=3, lifetime="library", why=why, **fields)
+def _library(at: str, why: str) -> Patch:
+    return Patch(at=(at,), level=3, lifetime="library", why=why)
 
 
 _TREES = f"{INDUCTOR}.cudagraph_trees"
@@ -82,6 +95,12 @@ TABLE: tuple[Patch, ...] = (
         "counts runs of the C++ compiler, and makes its headers only then",
     ),
     _process(f"{INDUCTOR}.codecache:_precompile_header", "makes headers only when a compiler runs"),
+    *(
+        _process(
+            f"{INDUCTOR}.codecache:{name}", "keeps headers where no other user can write to them"
+        )
+        for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR")
+    ),
     _process(
         f"{INDUCTOR}.cpu_vec_isa:VecISA.check_build",
         "takes the answers of the build, so a start runs no compiler",
@@ -97,7 +116,9 @@ TABLE: tuple[Patch, ...] = (
         "finds the build's measurements in this process's folder",
     ),
     *(
-        _process(f"{_HEURISTICS}:CachingAutotuner.{name}", "times autotuning", since=since)
+        _process(
+            f"{_HEURISTICS}:CachingAutotuner.{name}", "times autotuning of kernels", since=since
+        )
         for name, since in (
             ("autotune_to_one_config", ""),
             ("_combo_sequential_autotune", "2.12"),
@@ -130,11 +151,23 @@ TABLE: tuple[Patch, ...] = (
         f"{INDUCTOR}.cudagraph_utils:log_cudagraph_skip_and_bump_counter",
         "notes why torch captures no graph",
     ),
+    *(
+        # A module that is loaded before the patch has imported the function itself. The place goes
+        # through the package, so that finding it does not import the module.
+        _process(
+            f"{INDUCTOR}:{user}.log_cudagraph_skip_and_bump_counter",
+            "notes why torch captures no graph",
+            home=f"{INDUCTOR}.cudagraph_utils:log_cudagraph_skip_and_bump_counter",
+        )
+        for user in ("cudagraph_trees", "output_code", "compile_fx")
+    ),
     _process("torch.cuda.graphs:CUDAGraph.capture_begin", "counts captures by the application"),
     _process("torch.cuda.graphs:CUDAGraph.capture_end", "counts captures by the application"),
     _process("triton.runtime.build:_build", "counts runs of the C compiler"),
     _process(
-        "triton.runtime.autotuner:Autotuner.check_disk_cache", "times autotuning", since="3.3"
+        "triton.runtime.autotuner:Autotuner.check_disk_cache",
+        "times autotuning of kernels",
+        since="3.3",
     ),
     _process(
         "triton.runtime.autotuner:Autotuner.cache_results",
@@ -158,7 +191,6 @@ TABLE: tuple[Patch, ...] = (
         _trace(
             f"{VARIABLES}.dicts:DunderDictVariable.{name}",
             "guards the keys of an object's `__dict__`",
-            adds=True,
             since="2.13",
         )
         for name in ("install_dict_contains_guard", "install_dict_keys_match_guard")
@@ -178,7 +210,7 @@ TABLE: tuple[Patch, ...] = (
             since=since,
             until=until,
         )
-        for name, since, until in (("var_getattr", "", "2.15"), ("tp_getattro_impl", "2.15", ""))
+        for name, since, until in (("var_getattr", "", "2.14"), ("tp_getattro_impl", "2.14", ""))
     ),
     _trace(f"{VARIABLES}:*.call_obj_hasattr", "guards the answers of hasattr"),
     _trace(
@@ -266,11 +298,11 @@ TABLE: tuple[Patch, ...] = (
             until=until,
         )
         for kind, name, since, until in (
-            ("user_defined:UserDefinedObjectVariable", "repr_impl", "2.13", "2.15"),
-            ("nn_module:NNModuleVariable", "repr_impl", "2.13", "2.15"),
-            ("user_defined:UserDefinedObjectVariable", "tp_repr_impl", "2.15", ""),
-            ("user_defined:UserDefinedObjectVariable", "tp_str_impl", "2.15", ""),
-            ("nn_module:NNModuleVariable", "tp_repr_impl", "2.15", ""),
+            ("user_defined:UserDefinedObjectVariable", "repr_impl", "2.13", "2.14"),
+            ("nn_module:NNModuleVariable", "repr_impl", "2.13", "2.14"),
+            ("user_defined:UserDefinedObjectVariable", "tp_repr_impl", "2.14", ""),
+            ("user_defined:UserDefinedObjectVariable", "tp_str_impl", "2.14", ""),
+            ("nn_module:NNModuleVariable", "tp_repr_impl", "2.14", ""),
             ("builtin:BuiltinVariable", "call_str", "", ""),
             ("builtin:BuiltinVariable", "call_repr", "", ""),
         )
@@ -290,6 +322,11 @@ TABLE: tuple[Patch, ...] = (
         "notes the objects that a call changes",
     ),
     _trace(f"{INDUCTOR}.compile_fx:compile_fx", "copies the graph, to compare its outputs"),
+    # Not functions of torch: hooks of the application's tensor subclasses.
+    *(
+        _trace(f"application:*.{name}", "notes the code of tensor subclasses")
+        for name in ("__torch_function__", "__torch_dispatch__")
+    ),
     # While torch builds a library.
     _library(
         f"{INDUCTOR}.codecache:AotCodeCompiler.compile",

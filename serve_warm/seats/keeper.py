@@ -33,6 +33,7 @@ import ray
 from serve_warm.config import Seats
 from serve_warm.errors import ServeWarmError, WarmupFailed
 from serve_warm.node import boot_s
+from serve_warm.private_apis.ray_raylet import Address, address_of_raylet, prestart_workers
 from serve_warm.seats import preload
 from serve_warm.seats import use as seat_use
 from serve_warm.seats.records import (
@@ -108,17 +109,12 @@ class WorkerSource(Protocol):
 
 
 class Raylet:
-    """This node's raylet, which can start workers with the runtime_env of this process.
+    """This node's raylet, which can start workers with the runtime_env of this process."""
 
-    The request is `NodeManagerService/PrestartWorkers` in ray/core/generated/node_manager_pb2.py
-    (2.53 to 2.60). The channel must use the cluster's token and TLS. Otherwise the raylet refuses
-    the connection.
-    """
-
-    def __init__(self, *, host: str, port: int, runtime_env: str) -> None:
+    def __init__(self, address: Address) -> None:
+        host, port, self._runtime_env = address
         # An IPv6 address also has colons.
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._runtime_env = runtime_env
 
     @classmethod
     def of_worker(cls) -> Raylet:
@@ -128,15 +124,7 @@ class Raylet:
             SeatsUnavailable: this version of Ray does not expose the raylet's address.
         """
         try:
-            context: Any = ray.get_runtime_context()
-            # ray/_private/worker.py and ray/_private/node.py (2.60).
-            worker: Any = importlib.import_module("ray._private.worker")
-            own = worker.global_worker.node
-            return cls(
-                host=own.node_ip_address,
-                port=own.node_manager_port,
-                runtime_env=context.get_runtime_env_string(),
-            )
+            return cls(address_of_raylet())
         except (ImportError, AttributeError, RuntimeError) as error:
             raise SeatsUnavailable(
                 f"Ray {ray.__version__} does not expose the raylet's address: {error}"
@@ -146,17 +134,13 @@ class Raylet:
         """Start workers that have this runtime_env and belong to no job."""
         try:
             grpc: Any = importlib.import_module("grpc")
-            utils: Any = importlib.import_module("ray._private.grpc_utils")
-            messages: Any = importlib.import_module("ray.core.generated.node_manager_pb2")
-            services: Any = importlib.import_module("ray.core.generated.node_manager_pb2_grpc")
-            common: Any = importlib.import_module("ray.core.generated.common_pb2")
-            request = messages.PrestartWorkersRequest(
-                language=common.Language.Value("PYTHON"),
-                keep_alive_duration_secs=int(keep_alive_s),
-                num_workers=many,
+            ask = prestart_workers(
+                self._address,
+                self._runtime_env,
+                many,
+                keep_alive_s=keep_alive_s,
+                limit_s=RPC_LIMIT_S,
             )
-            request.runtime_env_info.serialized_runtime_env = self._runtime_env
-            service, new_channel = services.NodeManagerServiceStub, utils.init_grpc_channel
         except (ImportError, AttributeError, ValueError) as error:
             text = f"Ray {ray.__version__} has no PrestartWorkers: {error}"
             raise SeatsUnavailable(text) from error
@@ -166,8 +150,7 @@ class Raylet:
             grpc.StatusCode.PERMISSION_DENIED,
         )
         try:
-            with new_channel(self._address) as channel:
-                service(channel).PrestartWorkers(request, timeout=RPC_LIMIT_S)
+            ask()
         except grpc.RpcError as error:
             code = error.code()
             text = f"the raylet answered PrestartWorkers with {code.name}"

@@ -34,6 +34,7 @@ from serve_warm._after_import import AfterImport
 from serve_warm._records import record
 from serve_warm._redaction import excerpt
 from serve_warm.errors import ServeWarmError
+from serve_warm.private_apis import cpython
 from serve_warm.seats.records import (
     Seat,
     SeatFolder,
@@ -391,16 +392,14 @@ def _end_hung(current: _Run) -> None:
     No replica runs in this worker yet. If a replica was about to run here, Serve starts another
     worker. Another thread could not import the module: it would wait for the thread that hangs.
     """
-    unfinished = [name for name, module in list(sys.modules.items()) if _is_unfinished(module)]
+    unfinished = [
+        name for name, module in list(sys.modules.items()) if cpython.is_importing(module)
+    ]
     names = ", ".join(unfinished[:8]) or "a module"
     note = f"importing {names} took more than {current.limit_s:.0f} s; the worker ended"
     logger.warning("seat: %s", note)
     _record_end(current, "hung", note)
-    os._exit(1)
-
-
-def _is_unfinished(module: object) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+    cpython.end_process(1)
 
 
 @contextmanager

@@ -345,7 +345,9 @@ class Ready:
         assert method == "warmup_report"
         return [self._report] * self._ranks
 
-    def pack(self, *, timeout_s: float, progress: Any) -> list[dict[str, Any]]:
+    def pack(
+        self, *, timeout_s: float, accept_torch_source: bool, progress: Any
+    ) -> list[dict[str, Any]]:
         parts = {"cache": pack_directory(self._cache)}
         fingerprints = [
             dataclasses.replace(HERE, app={**HERE.app, **rank_factor((rank, self._ranks))})

@@ -8,6 +8,7 @@ Captures themselves are in tests/gpu.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
 import sys
@@ -29,11 +30,12 @@ from serve_warm.compiler import cuda_graphs
 from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import watch_process
 from serve_warm.report import CompileEvent
+from stand_ins import install
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("user", cuda_graphs.SKIP_USERS)
+@pytest.mark.parametrize("user", ["cudagraph_utils", *cuda_graphs.SKIP_USERS])
 def test_a_skip_is_counted_with_torchs_reason(user: str):
     """Each part of Inductor can skip. Inductor reports nothing about graphs on a CPU."""
     watch = watch_process()
@@ -48,7 +50,8 @@ def test_a_skip_is_counted_with_torchs_reason(user: str):
 def hooked(module: ModuleType) -> tuple[Any, list[CompileEvent], list[str]]:
     events: list[CompileEvent] = []
     eager: list[str] = []
-    cuda_graphs._hook_trees(events.append, lambda: eager.append("run"), module)
+    hook = functools.partial(cuda_graphs._hook_trees, events.append, lambda: eager.append("run"))
+    install(hook, "torch._inductor.cudagraph_trees", module)
     return module.CUDAGraphTreeManager(), events, eager
 
 

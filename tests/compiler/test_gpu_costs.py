@@ -8,6 +8,7 @@ as those are. The same on a real one is in tests/gpu.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from pathlib import Path
@@ -24,6 +25,7 @@ from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import watch_process
 from serve_warm.inputs import Input
 from serve_warm.report import Counts, Report, Stage
+from stand_ins import install
 from starts import StandIn, process, warm_up  # noqa: F401 - `process` is a fixture
 
 
@@ -34,10 +36,12 @@ class Device:
         watch = watch_process()
         import_compiler()  # a skip is one of Inductor's own
         module = trees("")
-        cuda_graphs._hook_trees(watch.note, watch.note_eager_run, module)
+        hook: Any = functools.partial(cuda_graphs._hook_trees, watch.note, watch.note_eager_run)
+        install(hook, "torch._inductor.cudagraph_trees", module)
         self._manager: Any = module.CUDAGraphTreeManager()
         module = autotuner()
-        triton_kernels._hook_triton(watch.note, module)
+        hook = functools.partial(triton_kernels._hook_triton, watch.note)
+        install(hook, "triton.runtime.autotuner", module)
         self._autotuner: Any = module.Autotuner()
         self._built = 0
 

@@ -9,6 +9,7 @@ Templates on a CPU: tests/replica/start/test_cold_warm.py.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import os
@@ -29,6 +30,7 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.config import point_triton_at_ptxas
 from serve_warm.errors import ArtifactRefused
 from serve_warm.replica.start.unpack import unpack
+from stand_ins import install
 from transfers import publish, pull_here
 
 TRITON = "pip install --target build/components/triton triton==3.6.0 (.ci/install-components does)"
@@ -131,7 +133,8 @@ def test_tunings_of_hand_written_kernels_are_kept_whatever_the_kernel_says():
     module: Any = SimpleNamespace(Autotuner=Autotuner, knobs=knobs)
     early = Autotuner()
     events: list[Any] = []
-    triton_kernels._hook_triton(events.append, module)
+    hook = functools.partial(triton_kernels._hook_triton, events.append)
+    install(hook, "triton.runtime.autotuner", module)
     late = Autotuner()
     benched: list[str] = []
 
@@ -206,7 +209,8 @@ def hooked(
         AutotuneCache=SimpleNamespace(create=lambda *_: file),
         Config=lambda blocks, **_: Block(blocks["XBLOCK"]),
     )
-    triton_kernels._hook_inductor(events.append, module)
+    hook = functools.partial(triton_kernels._hook_inductor, events.append)
+    install(hook, "torch._inductor.runtime.triton_heuristics", module)
     return tuner, events
 
 
@@ -273,7 +277,8 @@ def test_templates_measured_in_another_process_are_a_tuning():
 
     module: Any = SimpleNamespace(AsyncAutotuner=AsyncAutotuner)
     events: list[Any] = []
-    triton_kernels._hook_pipelined(events.append, module)
+    hook = functools.partial(triton_kernels._hook_pipelined, events.append)
+    install(hook, "torch._inductor.autotune_process", module)
 
     for key in ("8x8", "8x8", "9x9"):
         assert AsyncAutotuner.get_results(["mm", "triton_mm_0"], key)["mm"] == 1.0

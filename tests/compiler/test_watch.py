@@ -31,8 +31,13 @@ from compiled import compiled, double, fresh, stance
 from processes import run_to_end
 from serve_warm import _private_folders
 from serve_warm import compile as serve_warm_compile
+from serve_warm._after_import import AfterImport
 from serve_warm.compiler import caches, evidence
-from serve_warm.compiler.caches import header_directory, private_directory
+from serve_warm.compiler.caches import (
+    header_directory,
+    keep_headers_private,
+    private_directory,
+)
 from serve_warm.compiler.compiled_objects import (
     compile_arguments,
     how_to_raise_the_limit,
@@ -512,17 +517,6 @@ def test_a_compiler_that_is_there_is_enough(tmp_path: Path):
     require_compiler({"PATH": str(tmp_path), "CXX": "other-cc"})
 
 
-def test_a_build_that_asks_twice_has_one_folder_of_headers():
-    """The hook asks before `__init__`, and the start after it: headers are compiled only once."""
-    codecache = ModuleType("codecache")
-    found = []
-    for _ in range(2):
-        vars(codecache)["_HEADER_DIR"] = ""
-        caches._move_headers_to_own(codecache)
-        found.append(vars(codecache)["_HEADER_DIR"])
-    assert found[0] == found[1] != ""
-
-
 def test_cache_directories_are_private():
     first, second = private_directory(), private_directory()
     assert first != second
@@ -531,6 +525,9 @@ def test_cache_directories_are_private():
 
 
 # --- precompiled headers ------------------------------------------------------------------
+
+
+CODECACHE = "torch._inductor.codecache"
 
 
 @pytest.fixture
@@ -556,6 +553,45 @@ def test_headers_that_others_could_have_made_are_not_used(headers, caplog):
     assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
     assert "this process compiles its own C++ headers" in caplog.text
     assert str(headers.parent) in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_shared"),
+    [(["own", "own"], False), (["shared", "own"], False), (["shared", "shared"], True)],
+)
+def test_headers_move_once_however_often_it_is_asked_for(
+    asked: list[Any], is_shared: bool, headers: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The hook asks before `__init__`, and the start after it: headers are compiled only once."""
+    after_import = AfterImport([CODECACHE])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr(caches, "when_imported", after_import.make)
+    monkeypatch.setattr(caches, "_asked", set())
+    monkeypatch.delitem(sys.modules, CODECACHE, raising=False)
+    codecache = ModuleType(CODECACHE)
+    vars(codecache).update(_HEADER_DIR="/tmp/known", _HEADER_LOCK_DIR="/tmp/known/locks")
+    for whose in asked:
+        keep_headers_private(whose)
+
+    monkeypatch.setitem(sys.modules, CODECACHE, codecache)
+    after_import.make_waiting(CODECACHE)
+    keep_headers_private(asked[-1])
+
+    folder = Path(vars(codecache)["_HEADER_DIR"])
+    assert (folder == headers) == is_shared
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert vars(codecache)["_HEADER_LOCK_DIR"] == str(folder / "locks")
+
+
+def test_a_build_that_asks_too_late_is_warned(monkeypatch, caplog):
+    """Another process of this user can have written the headers that Inductor already uses."""
+    monkeypatch.setattr(caches, "when_imported", lambda name, call: None)
+    monkeypatch.setattr(caches, "_asked", set())
+    monkeypatch.setitem(sys.modules, CODECACHE, ModuleType(CODECACHE))
+    keep_headers_private("shared")
+    assert caplog.text == ""
+    keep_headers_private("own")
+    assert "this user's other processes can write to" in caplog.text
 
 
 # --- a portable CPU -----------------------------------------------------------------------

@@ -19,6 +19,7 @@ import grpc
 import pytest
 
 from serve_warm.config import Seats
+from serve_warm.private_apis.ray_raylet import Address
 from serve_warm.seats import keeper as seats
 from serve_warm.seats.keeper import (
     LIMIT_OF_LOSSES,
@@ -590,7 +591,7 @@ def raylet() -> Iterator[Any]:
 
 
 def ask(port: int, host: str = "127.0.0.1") -> None:
-    Raylet(host=host, port=port, runtime_env="{}").ask(1, keep_alive_s=60)
+    Raylet(Address(host, port, "{}")).ask(1, keep_alive_s=60)
 
 
 has_ipv6 = Path("/proc/net/if_inet6").exists()
@@ -619,7 +620,7 @@ def test_a_raylet_that_does_not_answer_is_given_up(raylet: Any):
 def test_a_raylet_that_was_restarted_is_asked_again(raylet: Any):
     """By the same object: it keeps no channel to the one before."""
     port = raylet(grpc.StatusCode.UNAVAILABLE)
-    source = Raylet(host="127.0.0.1", port=port, runtime_env="{}")
+    source = Raylet(Address("127.0.0.1", port, "{}"))
     with pytest.raises(SeatsDelayed):
         source.ask(1, keep_alive_s=60)
     raylet.stop()

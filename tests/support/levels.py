@@ -19,6 +19,7 @@ from processes import answer_of
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile import building
 from serve_warm.precompile.builders import library as build_library
+from serve_warm.precompile.calls.torch_state import BACKEND_FLAGS
 from serve_warm.precompile.changes import unchanged as change_checks
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries.table import Entry, EntryTable
@@ -88,6 +89,7 @@ def started(
     torch._dynamo.reset()
     with (
         mock.patch.object(change_checks, "clock", clock),
+        mock.patch.object(BACKEND_FLAGS, "now_s", clock),
         mock.patch.object(library_run, "load", load_library),
     ):
         why = SESSION.load(folder)

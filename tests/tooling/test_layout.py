@@ -28,7 +28,7 @@ PACKAGE = Path(serve_warm.__file__).parent
 # the rest of the package.
 ROOT = (
     ("_package", "_redaction", "_after_import", "_daemon_threads", "_records", "_forks", "node"),
-    ("_spans", "errors"),
+    ("_spans", "errors", "private_apis"),
     ("_private_folders", "_store_address"),
     ("_state_file",),
     ("seats.records",),
@@ -85,7 +85,7 @@ DOORS = {"precompile": {"compiled"}}
 
 # Packages that only these modules may import, at the top or in a function.
 OWNED = {
-    "ray": {"replica", "seats", "metrics", "builder"},
+    "ray": {"private_apis", "replica", "seats", "metrics", "builder"},
     "huggingface_hub": {"stores.hub", "stores.hub_client"},
     "obstore": {"stores.object_store"},
     "prometheus_client": {"node_server"},
@@ -308,6 +308,100 @@ def name_violations(source: str, module: str, *, is_package: bool = False) -> It
         yield f"{module} would replace the public name serve_warm.{module} once it is imported"
 
 
+FOREIGN = {"torch", "triton", "ray", "transformers"}
+
+
+def foreign_names(scope: ast.AST) -> set[str]:
+    """Return the names of a function or module that mean another package, or a part of it.
+
+    They are imported, are parameters for a module, or are assigned from such a name.
+    """
+    found = set()
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Import):
+            found |= {(each.asname or each.name).partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in FOREIGN:
+            found |= {each.asname or each.name for each in node.names}
+        elif isinstance(node, ast.arg):
+            found |= {node.arg} if "ModuleType" in ast.unparse(node) else set()
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and root_of(node.value) in found:
+            found |= {each.id for each in targets_of(node) if isinstance(each, ast.Name)}
+    return found
+
+
+def scopes_of(tree: ast.Module) -> Iterator[ast.Module]:
+    """Yield each function and method of a module with the module's own statements."""
+    own = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    yield ast.Module(own, [])
+    for body in bodies:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield ast.Module([*own, node], [])
+
+
+def root_of(expression: ast.expr | None) -> str:
+    """Return the name before the first dot, or an empty string for another expression."""
+    while isinstance(expression, ast.Attribute):
+        expression = expression.value
+    return expression.id if isinstance(expression, ast.Name) else ""
+
+
+def targets_of(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    """Return what an assignment sets, without tuples."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [each for target in targets for each in getattr(target, "elts", [target])]
+
+
+def patch_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """Yield replacements of other packages' functions outside `private_apis`."""
+    del is_package
+    # `_after_import` wraps the loaders of modules, as Python's import system allows.
+    if unit_of(module) in ("private_apis", "_after_import"):
+        return
+    for scope in scopes_of(ast.parse(source)):
+        yield from replacements_in(scope, foreign_names(scope), module)
+
+
+def replacements_in(scope: ast.AST, foreign: set[str], module: str) -> Iterator[str]:
+    """Yield where a function or module sets a part of something foreign."""
+    for node in ast.walk(scope):
+        replaced: list[ast.expr] = []
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            replaced = [each for each in targets_of(node) if isinstance(each, ast.Attribute)]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+            replaced = node.args[:1]
+        for each in replaced:
+            if root_of(each) in foreign:
+                what = ast.unparse(each)
+                yield f"{module}:{node.lineno} replaces a part of {what}: use private_apis.patches"
+
+
+def private_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """Yield uses of other packages' private names outside `private_apis`.
+
+    Ruff (SLF001) finds attributes. This finds imports, and names in strings.
+    """
+    if unit_of(module) == "private_apis":
+        return
+    tree = ast.parse(source)
+    for name, line in imported(tree, module, is_package=is_package):
+        parts = name.split(".")
+        if parts[0] in FOREIGN and any(map(is_private, parts)):
+            yield f"{module}:{line} imports {name}: use private_apis"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and is_private(str(name.value)):
+                yield f"{module}:{node.lineno} reads {name.value!r}: use private_apis"
+
+
+def is_private(name: str) -> bool:
+    # Python documents `_make` of named tuples.
+    return name.startswith("_") and not name.startswith(("__", "_serve_warm", "_make"))
+
+
 CHECKS: list[Callable[..., Iterator[str]]] = [
     layer_violations,
     room_violations,
@@ -316,6 +410,8 @@ CHECKS: list[Callable[..., Iterator[str]]] = [
     environment_violations,
     handler_violations,
     name_violations,
+    patch_violations,
+    private_violations,
 ]
 
 
@@ -353,6 +449,12 @@ def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) ->
         (environment_violations, "trust", "import os\nx = os.environ['HOME']"),
         (handler_violations, "trust", "with contextlib.suppress(Exception): f()"),
         (name_violations, "stores.utils", ""),
+        (patch_violations, "compiler.x", "from torch import fx\nof: Any = fx.Graph\nof.lint = f"),
+        (patch_violations, "compiler.x", "def hook(triton: ModuleType):\n triton.build = f"),
+        (private_violations, "compiler.x", "from torch import _dynamo"),
+        (private_violations, "replica.x", "def f():\n import ray.serve._private.constants"),
+        (private_violations, "precompile.facts.x", "x = getattr(y, '_private', None)"),
+        (patch_violations, "compiler.x", "import torch\nsetattr(torch.nn.Module, 'x', f)"),
     ],
 )
 def test_a_violation_is_found(
@@ -539,6 +641,7 @@ OTHER_FOLDERS = {
     "deployments": "the example applications",
     "gpu": "what needs a GPU",
     "integration": "what needs a Ray cluster",
+    "private_apis": "the table of patches, which lies below all packages",
     "properties": "properties of several rooms, which the names of the files say",
     "readiness": "the rows of `make readiness`",
     "served_models": "the rows of `make architectures`",

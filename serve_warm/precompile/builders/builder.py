@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
-import torch._inductor.config
 
 from serve_warm._records import record
 from serve_warm.precompile.builders import library as build_library
@@ -52,6 +51,8 @@ from serve_warm.precompile.parity.eager import Kept, why_not_twice
 from serve_warm.precompile.trace.capture import capture
 from serve_warm.precompile.trace.captured import CompiledCall
 from serve_warm.precompile.trace.side_effects import callable_once, side_effects
+from serve_warm.private_apis import dynamo, inductor
+from serve_warm.private_apis.digests import TorchSource
 
 Attempt = TypeVar("Attempt")
 
@@ -136,7 +137,7 @@ class EntryBuilder:
             NoEntry: no entry can be made, or its results differ from eager execution.
             NotYet: the call's library is being compiled, and a later call must finish it.
         """
-        why = ""
+        why = call.build.torch_source.why_not(2)
         if _freezes(self._arguments):
             why = FREEZES
         if self._arguments.get("backend", "inductor") != "inductor":
@@ -234,6 +235,8 @@ class EntryBuilder:
         arguments = {"dynamic": False, **self._arguments}
         function, tensors = call.function, call.tensors
         level, reason = self._level, ""
+        if level == LIBRARY_LEVEL and (why := call.build.torch_source.why_not(LIBRARY_LEVEL)):
+            level, reason = 2, why
         if level == LIBRARY_LEVEL:
             try:
                 begun = [pending]
@@ -362,7 +365,11 @@ class EntryBuilder:
 class RunningBuild:
     """One build of entries in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, accept_torch_source: bool = False) -> None:
+        self.torch_source = TorchSource.installed(
+            torch.__version__, is_accepted=accept_torch_source
+        )
+        """Whether the private functions of torch are those of a tested version."""
         self.table = EntryTable({}, {})
         """The entries that the build has made."""
         self.libraries: Literal["made", "begun"] = "made"
@@ -421,8 +428,8 @@ FREEZES = (
 
 
 def _freezes(arguments: Mapping[str, Any]) -> bool:
-    config: Any = torch._inductor.config
-    return bool((arguments.get("options") or {}).get("freezing", config.freezing))
+    given = (arguments.get("options") or {}).get("freezing")
+    return bool(inductor.freezes_weights() if given is None else given)
 
 
 def _as_passed(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -441,17 +448,12 @@ Call = tuple[Sequence[Any], dict[str, Any]]
 
 def is_of_trace(failure: NoEntry) -> bool:
     """Return whether a call has no entry because torch could not trace the call into one graph."""
-    from torch._dynamo.exc import TorchDynamoException
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
-    return isinstance(failure.__cause__, (TorchDynamoException, GuardOnDataDependentSymNode))
+    return dynamo.is_error_of_dynamo(failure.__cause__)
 
 
 def is_of_forward(failure: NoEntry) -> bool:
     """Return whether a call has no entry at any level, because Dynamo cannot trace its code."""
-    from torch._dynamo.exc import Unsupported, UserError
-
-    return isinstance(failure.__cause__, (Unsupported, UserError))
+    return dynamo.is_error_of_code(failure.__cause__)
 
 
 def advise(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) -> str:

@@ -32,6 +32,8 @@ from serve_warm import _daemon_threads, _private_folders
 from serve_warm._redaction import describe_error
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.torch_errors import FAILURES, find_user_code
+from serve_warm.private_apis import inductor
+from serve_warm.private_apis.patches import Change, replaced
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +68,24 @@ def compile_library(generate: Callable[[], str], *, compiler: Compiler) -> Calla
     compiler fails in the background, `generate` is called again, because torch itself might
     succeed.
 
-    This function and the returned function do not convert torch's exceptions.
+    This function and the returned function do not convert torch's exceptions. But they raise
+    `NoEntry` if the library calls an operator without a C interface.
     """
     if compiler == "background":
-        with contextlib.suppress(*FAILURES), _note_commands() as commands:
-            begun = commands.begin(generate())
-            return functools.partial(_wait, begun, generate)
+        with contextlib.suppress(*FAILURES):
+            return functools.partial(_wait, _begin(generate), generate)
     data = _compile_now(generate)
     return lambda: data
+
+
+def _begin(generate: Callable[[], str]) -> Future[bytes]:
+    """Record the C++ compiler's command lines for one library, and run them in the background."""
+    commands = Commands()
+    try:
+        return commands.begin(_call_torch(generate, functools.partial(_noting, commands)))
+    finally:
+        if not commands.has_begun:
+            commands.forget()
 
 
 def _wait(begun: Future[bytes], generate: Callable[[], str]) -> bytes:
@@ -87,52 +99,62 @@ def _wait(begun: Future[bytes], generate: Callable[[], str]) -> bytes:
 
 
 def _compile_now(generate: Callable[[], str]) -> bytes:
-    with _wrap_compiler(contextlib.nullcontext):
-        data = Path(generate()).read_bytes()
+    data = Path(_call_torch(generate, contextlib.nullcontext)).read_bytes()
     _refuse_another_runtime(data)
     return data
 
 
-@contextlib.contextmanager
-def _note_commands() -> Iterator[Commands]:
-    """Record the C++ compiler's command lines for one library, without running them."""
-    commands = Commands()
+def _call_torch(
+    generate: Callable[[], str], during: Callable[[], contextlib.AbstractContextManager[None]]
+) -> str:
+    """Return `generate()`. torch compiles the library's C++ code, which is changed, in `during()`.
+
+    Raises:
+        NoEntry: the library calls operators without a C interface. torch finds most of them before
+            it compiles C++.
+    """
+    places: dict[str, str] = {}
+    """The line of user code that calls each operator without a C interface."""
+
+    def changing(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_changed(graph: Any, wrapper_code: str, *args: Any, **kwargs: Any) -> Any:
+            _refuse_operators(places)
+            with during():
+                return stock(graph, without_prints(wrapper_code), *args, **kwargs)
+
+        return compile_changed
+
+    def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def export(kernel: Any) -> Any:
+            for trace in kernel.get_stack_traces():
+                place, _ = find_user_code([line.strip() for line in trace.splitlines()])
+                places.setdefault(str(kernel.op_overload.name()), place)
+            return stock(kernel)
+
+        return export
+
+    changes = (
+        Change("AotCodeCompiler.compile", changing),
+        Change("FallbackKernel.export_extern_kernel_node", noting),
+    )
     try:
-        with _wrap_compiler(functools.partial(_noting, commands)):
-            yield commands
-    finally:
-        if not commands.has_begun:
-            commands.forget()
+        with replaced(changes):
+            path = generate()
+    except FAILURES:  # torch may replace the exception
+        _refuse_operators(places)
+        raise
+    _refuse_foreign(Path(path), places)
+    return path
 
 
-@contextlib.contextmanager
-def _wrap_compiler(during: Any) -> Iterator[None]:
-    """Silence the libraries that are compiled in the block: failed calls print nothing to stderr.
+def without_prints(source: str) -> str:
+    """Return a library's C++ code, changed to store a failure's text instead of printing it.
 
     Otherwise, each failed call prints 25 lines. A caller cannot suppress these lines, because
     stderr belongs to the whole process. The printing code is in the C interface, whose source is
     part of each library. Seen in 2.11, 2.13 and 2.15:
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codegen/aoti_runtime/interface.cpp
-    torch compiles each library within `during()`.
     """
-    from torch._inductor.codecache import AotCodeCompiler
-
-    compiler: Any = AotCodeCompiler
-    stock, bound = vars(compiler)["compile"], compiler.compile
-
-    def compile_changed(graph: Any, wrapper_code: str, *args: Any, **kwargs: Any) -> Any:
-        with during():
-            return bound(graph, without_prints(wrapper_code), *args, **kwargs)
-
-    compiler.compile = staticmethod(compile_changed)
-    try:
-        yield
-    finally:
-        compiler.compile = stock
-
-
-def without_prints(source: str) -> str:
-    """Return a library's C++ code, changed to store a failure's text instead of printing it."""
     if not PRINTS.search(source):
         return source
     if "g_aoti_last_error" in source:
@@ -235,28 +257,25 @@ def _noting(commands: Commands) -> Iterator[None]:
 
     The block must compile the C++ code of only one library.
     """
-    from torch._inductor.cpp_builder import CppBuilder
+    here = threading.get_ident()
 
-    kind: Any = CppBuilder
-    stock, here = kind.build, threading.get_ident()
+    def noting(stock: Callable[[Any], None]) -> Callable[[Any], None]:
+        def build(builder: Any) -> None:
+            target, line = builder.get_target_file_path(), builder.get_command_line()
+            # Build the object for weights now. It is empty here, so this is fast, and torch removes
+            # its source afterwards.
+            has_code = any(word.endswith(".cpp") for word in shlex.split(line))
+            kind_of_file = Path(target).suffix
+            is_noted = kind_of_file == ".so" or (kind_of_file == OBJECT and has_code)
+            if threading.get_ident() == here and is_noted:
+                commands.note(line, target)
+            else:
+                stock(builder)
 
-    def build(builder: Any) -> None:
-        target, line = builder.get_target_file_path(), builder.get_command_line()
-        # Build the object for weights now. It is empty here, so this is fast, and torch removes its
-        # source afterwards.
-        has_code = any(word.endswith(".cpp") for word in shlex.split(line))
-        kind_of_file = Path(target).suffix
-        is_noted = kind_of_file == ".so" or (kind_of_file == OBJECT and has_code)
-        if threading.get_ident() == here and is_noted:
-            commands.note(line, target)
-        else:
-            stock(builder)
+        return build
 
-    kind.build = build
-    try:
+    with replaced([Change("CppBuilder.build", noting)]):
         yield
-    finally:
-        kind.build = stock
 
 
 @functools.cache
@@ -265,54 +284,11 @@ def _slots() -> threading.BoundedSemaphore:
 
     The limit is the number of cores, or the user's setting.
     """
-    from torch._inductor import config
-
-    return threading.BoundedSemaphore(max(1, config.compile_threads or 1))
+    return threading.BoundedSemaphore(inductor.compile_threads())
 
 
-@contextlib.contextmanager
-def note_lines() -> Iterator[Mapping[str, str]]:
-    """Yield a mapping that collects operators without a C interface while torch compiles.
-
-    The mapping gives, for each operator's name, the file and line of user code that calls the
-    operator. If there are such operators, the block raises `NoEntry` before torch compiles C++.
-    """
-    from torch._inductor.codecache import AotCodeCompiler
-    from torch._inductor.ir import FallbackKernel
-
-    kind: Any = FallbackKernel
-    compiler: Any = AotCodeCompiler
-    stock = kind.export_extern_kernel_node
-    compile_stock, compile_code = vars(compiler)["compile"], compiler.compile
-    places: dict[str, str] = {}
-
-    def compile_plain(*args: Any, **kwargs: Any) -> Any:
-        _refuse_operators(places)
-        return compile_code(*args, **kwargs)
-
-    def export(kernel: Any) -> Any:
-        for trace in kernel.get_stack_traces():
-            place, _ = find_user_code([line.strip() for line in trace.splitlines()])
-            places.setdefault(str(kernel.op_overload.name()), place)
-        return stock(kernel)
-
-    kind.export_extern_kernel_node = export
-    compiler.compile = staticmethod(compile_plain)
-    try:
-        yield places
-    except FAILURES:  # torch may replace the exception
-        _refuse_operators(places)
-        raise
-    finally:
-        kind.export_extern_kernel_node = stock
-        compiler.compile = compile_stock
-
-
-def refuse_foreign(path: Path, places: Mapping[str, str]) -> None:
-    """Raise `NoEntry` if torch's table of calls shows that a library calls torch's dispatcher.
-
-    `places` comes from `note_lines`.
-    """
+def _refuse_foreign(path: Path, places: Mapping[str, str]) -> None:
+    """Raise `NoEntry` if torch's table of calls shows that a library calls torch's dispatcher."""
     table = path.with_suffix(".json")
     if table.exists():
         nodes = json.loads(table.read_text())["nodes"]

@@ -23,8 +23,7 @@ import math
 import operator
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +50,9 @@ from serve_warm.precompile.trace.captured import CompiledCall
 from serve_warm.precompile.trace.graph_inputs import fake_of, inputs_of, read_sizes, take_parts
 from serve_warm.precompile.trace.guards import source_of
 from serve_warm.precompile.trace.side_effects import callable_once, side_effects
+from serve_warm.private_apis import inductor
+from serve_warm.private_apis.nn_module import own_modules
+from serve_warm.private_apis.torch_c import READS_DATA, version_of
 
 SMALL = {"aot_inductor.enable_line_tables": False, "aot_inductor.enable_frame_pointer": False}
 """Settings that keep a library small: 0.3 MB without tables for profilers, 1.5 MB with them.
@@ -170,12 +172,10 @@ def _numbers_of(plan: Plan) -> Plan:
 
 def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the Inductor settings that correspond to torch.compile's arguments."""
-    from torch._inductor import config
-
-    known: Any = config
-    small = {name: value for name, value in SMALL.items() if name in known._config}
+    known = inductor.names_of_settings()
+    small = {name: value for name, value in SMALL.items() if name in known}
     given = {name.replace("-", "_"): value for name, value in options_of(arguments).items()}
-    return {CAPTURES: config.triton.cudagraphs, **small, **given}
+    return {CAPTURES: inductor.captures_graphs(), **small, **given}
 
 
 # The graph ------------------------------------------------------------------------------------
@@ -253,17 +253,9 @@ class _Graph:
 
     def _generate(self) -> str:
         """Make torch compile the graph, and return the path that torch reports for the library."""
-        from torch._inductor.compile_fx import compile_fx_aot
-
-        # Compile with the fake tensors of Dynamo's trace, in their own mode, because the conditions
-        # use the symbols of these tensors.
-        mode = self._fakes[0].fake_mode
         graph = copy.deepcopy(self._graph)  # the compile changes its graph
-        tracing = torch._guards.tracing(torch._guards.TracingContext(mode))
-        with tracing, _without_foreign(), cpp.note_lines() as lines:
-            path: Any = compile_fx_aot(graph, self._fakes, config_patches=self._settings)
-        cpp.refuse_foreign(Path(path), lines)
-        return str(path)
+        with inductor.with_c_interface():
+            return inductor.compile_library(graph, self._fakes, self._settings)
 
     def forget_run(self) -> None:
         """Release the tensors of the last run."""
@@ -274,7 +266,7 @@ class _Graph:
         tensors = (value for value in inputs if isinstance(value, torch.Tensor))
         self._inputs = [part for tensor in tensors for part in plain_parts(tensor)]
         copies = copy_tensors(self._inputs, inference=False)
-        versions = [copy._version for copy in copies]
+        versions = [version_of(copy) for copy in copies]
         with self._same_random_numbers():
             before = self._random_state()
             outputs = list(self._graph(*copies))
@@ -282,7 +274,7 @@ class _Graph:
         if not all(isinstance(output, torch.Tensor) for output in outputs):
             raise NoEntry("its graph computes something that is not a tensor")
         self._written = [
-            self._hides_writes or copy._version != was
+            self._hides_writes or version_of(copy) != was
             for copy, was in zip(copies, versions, strict=True)
         ]
         self._aliases = output_aliases.find_aliases(outputs, copies)
@@ -406,25 +398,6 @@ class _Graph:
             raise NoEntry(f"rebuilding the returned {name} gives a different value")
 
 
-@contextlib.contextmanager
-def _without_foreign() -> Iterator[None]:
-    """Make torch replace operators without a C interface by equivalent operators (2.13)."""
-    from torch._inductor import decomposition
-
-    table: Any = decomposition.select_decomp_table()  # a dict that torch keeps
-    added = {op: equal for op, equal in EQUAL.items() if op not in table}
-    table.update(added)
-    try:
-        yield
-    finally:
-        for op in added:
-            del table[op]
-
-
-EQUAL = {torch.ops.aten._is_all_true.default: torch.ops.aten.all.default}
-"""Maps each operator to the equivalent operator that replaces it."""
-
-
 def _may_hide_writes(graph: Any) -> bool:
     """Return whether a graph may write through `tensor.data`, which keeps the tensor's version."""
     nodes = [
@@ -433,8 +406,7 @@ def _may_hide_writes(graph: Any) -> bool:
         if isinstance(part, torch.fx.GraphModule)
         for node in part.graph.nodes
     ]
-    of_autograd: Any = torch._C._autograd
-    reads_data = any(node.target is of_autograd._get_data_attr for node in nodes)
+    reads_data = any(node.target is READS_DATA for node in nodes)
     return reads_data and any(map(_is_in_place, nodes))
 
 
@@ -454,7 +426,7 @@ IN_PLACE = frozenset(
 
 def _is_on_the_cpu(node: Any) -> bool:
     """Return whether a node creates a tensor on the CPU."""
-    made = torch.utils._pytree.tree_leaves(node.meta.get("example_value"))
+    made = inductor.leaves_of(node.meta.get("example_value"))
     return any(isinstance(each, torch.Tensor) and each.device.type == "cpu" for each in made)
 
 
@@ -483,7 +455,7 @@ def _place(source: str, callee: Any) -> TensorSource:
         match rest:
             case [["attribute", "_modules"], ["item", name], _, *_]:
                 owner, rest = f"{owner}.{name}".lstrip("."), rest[2:]
-                module = module._modules[name]
+                module = own_modules(module)[name]
             case [["attribute", "_parameters"], ["item", name]]:
                 return TensorSource(kind="parameter", owner=owner, name=name)
             case [["attribute", "_buffers"], ["item", name]]:

@@ -14,6 +14,7 @@ from serve_warm.precompile.facts.torch_errors import as_reasons
 from serve_warm.precompile.trace.capture import capture
 from serve_warm.precompile.trace.captured import CompiledCall
 from serve_warm.precompile.trace.output_aliases import find_outputs_to_copy, noting_graphs
+from serve_warm.private_apis import dynamo
 
 
 def make(
@@ -51,11 +52,10 @@ def _references(entry: Any, made: Collection[str]) -> dict[str, tuple[str, str]]
 
     `made` names globals that the loader makes, so these globals are left out.
     """
-    environment = entry._artifacts.runtime_env
-    known = {*environment.import_sources, *environment.used_globals, *made}
-    known.add(entry._artifacts.backend_id)
+    known = {*dynamo.imports_of(entry), *dynamo.used_globals(entry), *made}
+    known.add(dynamo.graph_name(entry))
     found = {}
-    for name in sorted(set(environment.external_refs) - known):
+    for name in sorted(set(dynamo.external_references(entry)) - known):
         where = locate(entry.fn.__globals__[name])
         if where is None:
             value = entry.fn.__globals__[name]

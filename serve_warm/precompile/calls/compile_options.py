@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from serve_warm.private_apis import inductor
+
 
 def captures(arguments: Mapping[str, Any]) -> bool:
     """Return whether torch.compile's arguments or the global setting turn on CUDA graphs."""
-    from torch._inductor import config
-
-    return bool(options_of(arguments).get(CAPTURES, config.triton.cudagraphs))
+    return bool(options_of(arguments).get(CAPTURES, inductor.captures_graphs()))
 
 
 def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -20,9 +20,7 @@ def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     mode = arguments.get("mode")
     if mode in (None, "default"):
         return dict(arguments.get("options") or {})
-    from torch._inductor import list_mode_options
-
-    return dict(list_mode_options(mode, arguments.get("dynamic")))
+    return inductor.options_of_mode(mode, dynamic=arguments.get("dynamic"))
 
 
 CAPTURES = "triton.cudagraphs"

@@ -20,11 +20,11 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.amp.autocast_mode import autocast_decorator
-from torch.nn.modules import module as nn_module
 
 from serve_warm._records import record
 from serve_warm.precompile.calls.signature import Signature, describe
 from serve_warm.precompile.facts.table import HOOKS
+from serve_warm.private_apis import nn_module
 
 
 class TakesCalls(Protocol):
@@ -82,15 +82,16 @@ def parameters_of(callee: Any) -> Parameters:
 
     Returns no names if that function is not written in Python, or if hooks receive the arguments.
     """
-    if isinstance(callee, types.MethodType) and callee.__func__ is _CALL_IMPL:
+    if isinstance(callee, types.MethodType) and callee.__func__ is nn_module.stock_call():
         callee = callee.__self__
     if isinstance(callee, torch.nn.Module):
         kind = type(callee)
-        if kind.__call__ is not torch.nn.Module.__call__ or kind._call_impl is not _CALL_IMPL:
-            return NOTHING_NAMED
-        if any(vars(callee).get(name) for name in HOOKS) or any(
-            vars(nn_module)[f"_global{name}"] for name in HOOKS
+        if (
+            kind.__call__ is not torch.nn.Module.__call__
+            or nn_module.call_of(kind) is not nn_module.stock_call()
         ):
+            return NOTHING_NAMED
+        if any(vars(callee).get(name) for name in HOOKS) or nn_module.has_global_hooks(HOOKS):
             return NOTHING_NAMED
         callee = callee.forward
     skipped = 0
@@ -101,11 +102,6 @@ def parameters_of(callee: Any) -> Parameters:
     if not isinstance(callee, types.FunctionType):
         return NOTHING_NAMED
     return _parameters_of_code(callee.__code__, skipped)
-
-
-_CALL_IMPL: Any = torch.nn.Module._call_impl
-"""The method that `module(...)` runs first. Blocks that are compiled in place are called through
-this method."""
 
 
 @functools.cache

@@ -26,6 +26,7 @@ import torch
 
 from serve_warm._package import PACKAGE
 from serve_warm.precompile.facts.tensor_parts import OperatorMode, has_parts, plain_parts
+from serve_warm.private_apis.torch_c import schema_of, storage_id, version_of
 
 DEPTH = 6
 """Maximum number of steps from a registered module, or from the callable, to a tensor."""
@@ -166,10 +167,10 @@ class _CopyBeforeWrite(OperatorMode):  # type: ignore[no-untyped-call]
         self._tensors: dict[int, list[_Kept]] = {}
         for kept in tensors:
             for part in plain_parts(kept.tensor):
-                self._tensors.setdefault(_memory(part), []).append(kept)
+                self._tensors.setdefault(storage_id(part), []).append(kept)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for number, argument in enumerate(func._schema.arguments):
+        for number, argument in enumerate(schema_of(func).arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             value = args[number] if number < len(args) else kwargs.get(argument.name)
@@ -180,16 +181,12 @@ class _CopyBeforeWrite(OperatorMode):  # type: ignore[no-untyped-call]
     def _copy(self, tensor: Any) -> None:
         if isinstance(tensor, torch.Tensor):
             for part in plain_parts(tensor):
-                for kept in self._tensors.pop(_memory(part), ()):
+                for kept in self._tensors.pop(storage_id(part), ()):
                     kept.copy()
 
 
-def _memory(tensor: Any) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _version(tensor: Any) -> int | None:
-    return None if tensor.is_inference() or has_parts(tensor) else int(tensor._version)
+    return None if tensor.is_inference() or has_parts(tensor) else version_of(tensor)
 
 
 def _is_as_before(tensor: Any, before: Sequence[Any]) -> bool:

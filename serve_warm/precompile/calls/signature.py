@@ -24,16 +24,17 @@ from serve_warm._package import PACKAGE
 from serve_warm._records import record
 from serve_warm._redaction import hide_texts, is_name, shorten
 from serve_warm.fingerprint import read_app
-from serve_warm.precompile.calls.torch_state import backend_flags, is_intercepted, refuse_unusual
+from serve_warm.precompile.calls.torch_state import BACKEND_FLAGS, refuse_unusual
 from serve_warm.precompile.facts.names import Free, describe_tensor
 from serve_warm.precompile.facts.no_entry import NoEntry
+from serve_warm.private_apis import torch_c
 
 STATE = (
     *("threads", "grad_mode", "inference_mode", "autocast", "default_dtype"),
     *("matmul_precision", "deterministic"),
 )
 """Factors of the fingerprint that belong to a thread or can change while a process runs. An entry
-also stores the `backends` flags of the process (`calls.torch_state.backend_flags`)."""
+also stores the `backends` flags of the process (`calls.torch_state.BACKEND_FLAGS`)."""
 
 _SCALARS = frozenset({bool, int, str, type(None), torch.dtype})
 
@@ -343,7 +344,7 @@ def module_of(callee: Any) -> torch.nn.Module | None:
 
 def state() -> dict[str, str]:
     """Return the state, other than arguments, that compiled code depends on."""
-    if is_intercepted():
+    if torch_c.is_intercepted():
         raise NoEntry("a torch mode or a default device intercepts the call")
     factors = read_app({})
-    return {**{name: factors[name] for name in STATE}, "backends": backend_flags()}
+    return {**{name: factors[name] for name in STATE}, "backends": BACKEND_FLAGS.read()}

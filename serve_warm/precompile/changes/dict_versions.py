@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch._C._dynamo import guards
+from serve_warm.private_apis import cpython, dynamo, torch_c
 
 WATCHES_DICTS = sys.version_info >= (3, 12)
 """Whether torch watches dicts: true from Python 3.12 on.
@@ -23,13 +23,13 @@ which torch ignores. So the versions in this module also say whether a dict is e
 
 def dict_version(mapping: dict[Any, Any]) -> int:
     """Return a dict's version, a number that changes with each change of the dict."""
-    version = guards.dict_version(mapping)  # before the look at the content
+    version = torch_c.dict_version(mapping)  # before the look at the content
     return 2 * version + (not mapping) if WATCHES_DICTS else version
 
 
 def dict_versions(dicts: Sequence[dict[Any, Any]]) -> list[int]:
     """Return the version of each of these dicts."""
-    versions = list(map(guards.dict_version, dicts))
+    versions = list(map(torch_c.dict_version, dicts))
     if WATCHES_DICTS:
         return [2 * v + e for v, e in zip(versions, map(operator.not_, dicts), strict=True)]
     return versions
@@ -83,7 +83,7 @@ def count_changes(read: Callable[[dict[Any, Any]], int]) -> Callable[[], int] | 
 
     `read` returns torch's version of a dict.
     """
-    if not (WATCHES_DICTS and getattr(sys, "_is_gil_enabled", lambda: True)()):
+    if not (WATCHES_DICTS and cpython.has_gil()):
         return None
     number, watched = DictChanges(read).number, {"changes": 0}
     read(watched)
@@ -95,7 +95,7 @@ def count_changes(read: Callable[[dict[Any, Any]], int]) -> Callable[[], int] | 
     return None
 
 
-number_of_changes = count_changes(guards.dict_version)
+number_of_changes = count_changes(torch_c.dict_version)
 """`DictChanges.number` of this process; None if every dict must be compared."""
 
 
@@ -109,23 +109,10 @@ def dicts_check(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
         return lambda: True
     held = tuple(dicts)
     # The C++ that builds the check imports this module.
-    python_half: Any = sys.modules.get("torch._dynamo.guards")
-    if not hasattr(python_half, "GuardManagerType"):
+    kind_of_manager = dynamo.imported_guard_manager_kind()
+    if kind_of_manager is None:
         versions = dict_versions(held)
         return lambda: dict_versions(held) == versions
-    GuardManagerType: Any = python_half.GuardManagerType  # noqa: N806 - a class
-    root = guards.RootGuardManager()
-    for number, each in enumerate(held):
-        one = root.tuple_getitem_manager(
-            number, f"dicts[{number}]", each, GuardManagerType.GUARD_MANAGER
-        )
-        _add_version_guard(one, each)
-    check, empty = root.check, empty_ones(held, dict_versions(held))
+    check = torch_c.dicts_check(held, kind_of_manager)
+    empty = empty_ones(held, dict_versions(held))
     return lambda: check(held) and not any(empty)
-
-
-def _add_version_guard(manager: Any, mapping: dict[Any, Any]) -> None:
-    try:
-        manager.add_dict_version_guard(mapping, ["changed"], None)
-    except TypeError:  # 2.11 has no argument for the user's stack
-        manager.add_dict_version_guard(mapping, ["changed"])

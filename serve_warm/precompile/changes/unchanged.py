@@ -18,7 +18,7 @@ from dataclasses import field
 from typing import Any
 
 from serve_warm._records import record
-from serve_warm.precompile.calls.torch_state import backend_flags, tensor_check
+from serve_warm.precompile.calls.torch_state import RELOOK_S, tensor_check
 from serve_warm.precompile.changes.dict_versions import (
     dict_versions,
     dicts_check,
@@ -27,9 +27,6 @@ from serve_warm.precompile.changes.dict_versions import (
 )
 from serve_warm.precompile.changes.sources import ABSENT, Source, Sources, class_dicts, is_ordered
 from serve_warm.precompile.facts.table import ANY_ERROR
-
-RELOOK_S = 1.0
-"""Maximum time, in seconds, before calls notice a change in a `SLOW_KINDS` source."""
 
 SLOW_KINDS = ("type", "dict", "code")
 """Kinds of sources that are compared at most once every `RELOOK_S` seconds. Such sources show that
@@ -90,7 +87,6 @@ class ChangeChecks:
         # Also here, because if something changes before each call, the check never reaches the
         # timer.
         if clock() > self._timer.due:
-            backend_flags()
             self._timer.restart()
             slow = self._groups.slow
         moved = self._find_moved()
@@ -255,7 +251,6 @@ def _all_of(
             if not check():
                 return False
         if seconds() > timer.due:
-            backend_flags()  # which `state_check` compares for each kind of call
             if not all(source.is_still(source.read()) for source in slow):
                 return False  # and stays False until the next look reads all of them
             timer.restart()

@@ -32,7 +32,7 @@ from serve_warm.precompile.calls import signature as call_signature
 from serve_warm.precompile.calls.eagerly import is_eager
 from serve_warm.precompile.calls.forms import Reordered, find_form, order_of
 from serve_warm.precompile.calls.signature import Signature, key_of
-from serve_warm.precompile.calls.torch_state import is_intercepted, state_check, tensor_check
+from serve_warm.precompile.calls.torch_state import state_check, tensor_check
 from serve_warm.precompile.dispatch.binding import Binder, Binding, OfClass
 from serve_warm.precompile.dispatch.call_counts import CallCounts, Use
 from serve_warm.precompile.dispatch.first_calls import FirstCalls
@@ -43,6 +43,7 @@ from serve_warm.precompile.entries.table import Entry, EntryTable, NotYet
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 from serve_warm.precompile.libraries.run import LibraryFailedCleanly, for_known_calls
+from serve_warm.private_apis import torch_c
 from serve_warm.report import EntryUse
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Dispatcher(HandedOver):
         self.first_calls = shared.first_calls
         self._settling = SettlingCalls(callee, self.name, shared.first_calls)
         self._counts = shared.counts.by_use
-        self._counted_for: Counted = shared if of is None else of._serve_warm
+        self._counted_for: Counted = shared if of is None else vars(of)["_serve_warm"]
         SESSION.dispatchers.add(self)
         SESSION.counts.add(shared.counts)
 
@@ -373,7 +374,7 @@ def _may_remember(binding: Binding, fn: Callable[..., Any] | None, *, is_checked
         is_of_object = is_checked if fn is not None else bool(binding.unfit)
         if binding.shared is None or is_of_object:
             return False
-    return fn is not None or not is_intercepted()
+    return fn is not None or not torch_c.is_intercepted()
 
 
 def _hold_in_order(

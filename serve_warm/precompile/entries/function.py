@@ -18,6 +18,7 @@ from serve_warm.precompile.facts.names import describe_tensor
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import Plan
 from serve_warm.precompile.facts.tensor_parts import Whole, has_parts
+from serve_warm.private_apis import dynamo
 
 FindCopies = Callable[[Sequence[Any], Sequence[Any]], Sequence[int]]
 """Takes the arguments and outputs of a graph's first run, and returns the outputs to copy."""
@@ -47,11 +48,7 @@ class _CheckedGraph:
         self._plan = plan
         self._copies: Sequence[int] = plan.get("copies", ())
         self._find_copies = find_copies
-        self._generations: Any = None
-        if captures:
-            from torch._dynamo.mutation_guard import GenerationTracker
-
-            self._generations = GenerationTracker
+        self._begin_generation = dynamo.begin_generation() if captures else None
         self.writes = writes
         """Whether the graph writes into its inputs. If so, no two inputs may overlap."""
         self.input_ids: frozenset[int] = frozenset()
@@ -65,11 +62,8 @@ class _CheckedGraph:
             self._learn(args)
         if self.writes:
             self._apart.check(args)
-        if self._generations is not None:
-            # torch.compile does this at each call, to invalidate the outputs of the previous call.
-            # Without it, each call would count as a continuation of the previous one, and would be
-            # captured.
-            self._generations.generation += 1
+        if self._begin_generation is not None:
+            self._begin_generation()
         outputs = self._compiled(*args)
         if self._find_copies is not None:
             find, self._find_copies = self._find_copies, None
@@ -174,7 +168,7 @@ def with_checks(
     In a build, the first run calls `find_copies` with the graph's arguments and outputs, to find
     the outputs that each run copies.
     """
-    name = entry._artifacts.backend_id
+    name = dynamo.graph_name(entry)
     compiled = entry.fn.__globals__[name]
     inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info
     writes = any(info.mutates_data or info.mutates_metadata for info in inputs)

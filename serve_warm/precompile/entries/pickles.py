@@ -21,6 +21,7 @@ from serve_warm.precompile.entries.function import with_checks
 from serve_warm.precompile.facts.names import resolve
 from serve_warm.precompile.facts.plan import Plan
 from serve_warm.precompile.facts.torch_errors import as_reasons, enable_aot_compile
+from serve_warm.private_apis.inductor import patched_settings
 
 
 def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> Callable[..., Any]:
@@ -31,12 +32,10 @@ def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> 
     Raises:
         NoEntry: torch cannot load the entry on this machine.
     """
-    from torch._inductor import config
-
     with as_reasons():
         found = {name: resolve(*where) for name, where in references.items()}
         found |= {name: drawing(draws) for name, draws in plan.get("numbers", {}).items()}
-        with enable_aot_compile(), config.patch(plan.get("settings", {})):
+        with enable_aot_compile(), patched_settings(plan.get("settings", {})):
             entry: Any = torch.compiler.load_compiled_function(
                 io.BytesIO(data), f_globals=found, external_data={}
             )

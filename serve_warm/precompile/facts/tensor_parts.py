@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from serve_warm.precompile.facts.names import (
     describe_tensor,
@@ -26,6 +25,7 @@ from serve_warm.precompile.facts.names import (
     name_of,
     name_of_class,
 )
+from serve_warm.private_apis.torch_c import TorchDispatchMode, is_traceable_wrapper_subclass
 
 DEPTH = 12
 """Maximum nesting depth of parts, and of values in metadata."""

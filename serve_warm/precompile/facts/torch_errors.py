@@ -9,12 +9,10 @@ import pickle
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from serve_warm._redaction import excerpt
 from serve_warm.precompile.facts.no_entry import NoEntry
+from serve_warm.private_apis import dynamo
 
 FAILURES = (
     *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),
@@ -33,15 +31,9 @@ def as_reasons() -> Iterator[None]:
         raise NoEntry(describe_failure(error)) from error
 
 
-@contextlib.contextmanager
-def enable_aot_compile() -> Iterator[None]:
+def enable_aot_compile() -> contextlib.AbstractContextManager[None]:
     """Allow torch's ahead-of-time compile in the block, even if a setting forbids it (2.11)."""
-    config: Any = torch._dynamo.config
-    if hasattr(config, "enable_aot_compile"):
-        with config.patch(enable_aot_compile=True):
-            yield
-    else:
-        yield
+    return dynamo.patched_settings(enable_aot_compile=True)
 
 
 def describe_failure(error: BaseException) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from serve_warm._records import record
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import item
+from serve_warm.private_apis.nn_module import own_buffers, own_modules, own_parameters
 
 STEPS: Mapping[str, Callable[[Any, Any], Any]] = {
     "attribute": getattr,
@@ -95,11 +96,11 @@ class Inputs:
             modules = self._walk(callee)
             for kind, row, name, index, walk in self._takes:
                 if kind == "parameter":
-                    inputs.append(modules[row]._parameters[name])
+                    inputs.append(own_parameters(modules[row])[name])
                 elif kind == "argument":
                     inputs.append(tensors[index])
                 elif kind == "buffer":
-                    inputs.append(modules[row]._buffers[name])
+                    inputs.append(own_buffers(modules[row])[name])
                 elif kind == "attribute":
                     inputs.append(vars(modules[row])[name])
                 else:
@@ -148,7 +149,7 @@ class Inputs:
     def _walk(self, callee: Any) -> list[Any]:
         modules = [getattr(callee, "__self__", callee)]
         for parent, name in self._modules:
-            modules.append(modules[parent]._modules[name])
+            modules.append(own_modules(modules[parent])[name])
         return modules
 
     @staticmethod

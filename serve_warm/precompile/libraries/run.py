@@ -45,6 +45,7 @@ from serve_warm.precompile.libraries.inputs import (
     explain_missing,
     follow,
 )
+from serve_warm.private_apis.torch_c import handles_of, tensors_of
 
 Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]], Any]
 """Function that builds the callee's result. It takes the outputs of the native code, the inputs of
@@ -342,6 +343,7 @@ class Native:
         self._run = self._runner()
         self._last_error = getattr(self._library, "AOTInductorGetLastError", None)
         self._inputs: Any = ctypes.c_void_p * inputs
+        self._output_count = outputs
         self._outputs: Any = ctypes.c_void_p * outputs
         # In torch's own container, a waiting thread may never wake up if there are more threads
         # than models. Here no thread waits: if no model is idle, it makes a new one.
@@ -353,9 +355,9 @@ class Native:
             raise NoEntry(f"its library cannot create a model: {self._why()}")
         found = ctypes.c_size_t()
         self._count_outputs(model, ctypes.byref(found))
-        if found.value != self._outputs._length_:
+        if found.value != self._output_count:
             self._delete(model)
-            raise NoEntry(f"its library has {found.value} outputs, not {self._outputs._length_}")
+            raise NoEntry(f"its library has {found.value} outputs, not {self._output_count}")
         return model
 
     def _create(self, model: Any) -> int:
@@ -421,14 +423,11 @@ class Native:
     def _run_model(self, model: ctypes.c_void_p, inputs: Sequence[Any]) -> list[Any]:
         outputs = self._outputs()
         # The library owns the handles once it runs, even if it fails.
-        handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(inputs))
+        handles = handles_of(list(inputs))
         given = self._inputs(*[_get_pointer(handle, None) for handle in handles])
         if self._start(model, given, outputs):
             raise self._failure()
-        tensors: list[Any] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(
-            [_capsule(output, None, None) for output in outputs]
-        )
-        return tensors
+        return tensors_of([_capsule(output, None, None) for output in outputs])
 
 
 class NativeOnGpu(Native):

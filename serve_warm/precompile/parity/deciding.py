@@ -22,6 +22,7 @@ from serve_warm._records import record
 from serve_warm.precompile.calls.copies import Different
 from serve_warm.precompile.facts.tensor_parts import OperatorMode
 from serve_warm.precompile.parity.eager import spacing
+from serve_warm.private_apis.torch_c import schema_of
 
 MULTIPLE = 6.0
 """Largest distance of two candidates in a near-tie, in units of eager's RMSE there. Two candidates
@@ -81,7 +82,7 @@ class RecordChoices(OperatorMode):  # type: ignore[no-untyped-call]
         """Run an operator, and record its decisions."""
         out = func(*args, **kwargs)
         if getattr(func, "namespace", "") == "aten":
-            self._note(func._schema, args, kwargs, out)
+            self._note(schema_of(func), args, kwargs, out)
         return out
 
     def _note(self, schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:

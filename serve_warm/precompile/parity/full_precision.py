@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from serve_warm._records import record
 from serve_warm._redaction import describe_error
@@ -33,6 +32,15 @@ from serve_warm.precompile.parity.eager_dtypes import (
     promote,
     set_eager_dtype,
     tensors_in,
+)
+from serve_warm.private_apis.torch_c import (
+    is_composite,
+    name_with_overload,
+    schema_of,
+    storage_id,
+    weak_storage,
+    without_dispatch_modes,
+    without_functions,
 )
 
 HALF = (torch.bfloat16, torch.float16)
@@ -197,13 +205,13 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
         full = self._up.get(tensor.dtype)
         if full is None:
             if is_written and tensor.layout is torch.strided:
-                shadow = self._by_shadow.get(tensor.untyped_storage()._cdata)
+                shadow = self._by_shadow.get(storage_id(tensor))
                 if shadow is not None:
                     shadow.keep()
             return tensor
         # This mode is active in a torch function. A view of a tensor that is no inference tensor is
         # none either.
-        with torch._C._DisableTorchDispatch(), torch.inference_mode(tensor.is_inference()):
+        with without_dispatch_modes(), torch.inference_mode(tensor.is_inference()):
             if tensor.layout is not torch.strided:
                 return tensor.to(full)
             shadow = self._shadow_of(tensor, full)
@@ -219,7 +227,7 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
         # A file may be mapped as one storage. The rest of it is not cast for one parameter.
         if isinstance(tensor, torch.nn.Parameter) and stop > 2 * (own[1] - own[0]):
             start, stop = own
-        key = storage._cdata, start, stop
+        key = storage_id(tensor), start, stop
         shadow = self._shadows.get(key)
         if shadow is None:
             shadow = _Shadow(tensor, start, stop, full, self._by_shadow)
@@ -233,16 +241,15 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
         given = list(tensors_in((args, kwargs)))
         if any(has_parts(each) for each in given):
             return self._run_on_parts(func, args, kwargs)
-        with torch._C.DisableTorchFunction():  # the dtypes here are the real ones
+        with without_functions():  # the dtypes here are the real ones
             return self._run(func, args, kwargs, given)
 
     def _run(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Any]
     ) -> Any:
-        name = func._schema.name
+        name = schema_of(func).name
         if func.namespace not in OF_TORCH:
-            key = torch._C.DispatchKey.CompositeImplicitAutograd
-            if func.has_kernel_for_dispatch_key(key):
+            if is_composite(func):
                 with self:
                     return func.decompose(*args, **kwargs)
             return self._run_in_eager_dtypes(func, args, kwargs)
@@ -252,7 +259,7 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if _draws(func, args, kwargs):
             return self._run_in_eager_dtypes(func, args, kwargs, is_named=False)
-        if f"{name}.{func._overloadname}" in REINTERPRETS:
+        if name_with_overload(func) in REINTERPRETS:
             return self._run_in_eager_dtypes(func, args, kwargs)
         return self._run_in_full(func, args, kwargs, given)
 
@@ -260,7 +267,7 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Any]
     ) -> Any:
         asked = asked_dtype(args, kwargs)
-        double = self._precision.is_conv_double and _is_conv(func._schema.name)
+        double = self._precision.is_conv_double and _is_conv(schema_of(func).name)
 
         def up(value: Any, *, is_written: bool) -> Any:
             if isinstance(value, torch.dtype):
@@ -269,7 +276,7 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
             return full.double() if double and full.dtype is torch.float32 else full
 
         full_args, full_kwargs = _map_arguments(func, args, kwargs, up)
-        if func._schema.name in CASTS_HALF and full_args[2:] == [True]:
+        if schema_of(func).name in CASTS_HALF and full_args[2:] == [True]:
             full_args[2], asked = False, torch.float32  # the argument is no longer half precision
         try:
             out = func(*full_args, **full_kwargs)
@@ -302,7 +309,7 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
         lower_args, lower_kwargs = _map_arguments(func, args, kwargs, down)
         out = func(*lower_args, **lower_kwargs)
         if is_named:
-            self.eager_operators.add(str(func._schema.name))
+            self.eager_operators.add(str(schema_of(func).name))
         for full, lower in writes:
             full.copy_(lower)
         given = {id(lower): full for full, lower in writes}
@@ -337,7 +344,7 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
         """Cast results up, and note which dtypes they would have in eager execution."""
         if not given and asked is None and not isinstance(out, torch.Tensor):
             return out
-        would_be = asked or promote(func._schema.name, given)
+        would_be = asked or promote(schema_of(func).name, given)
 
         def note(value: Any) -> Any:
             if has_parts(value) or any(value is each for each in given):
@@ -363,7 +370,7 @@ class _Shadow:
         self.is_part = (stop - start) * tensor.element_size() < tensor.untyped_storage().nbytes()
         """Whether tensors that share memory with this one may have another copy."""
         self._by_shadow = by_shadow
-        self._weak: Any = None
+        self._alive: Callable[[], Any] | None = None
         self._kept: Any = None
         self._last = 0
 
@@ -384,14 +391,15 @@ class _Shadow:
     def _storage(self) -> Any:
         if self._kept is not None:
             return self._kept
-        if self._weak is not None:
-            alive: Any = torch.UntypedStorage._new_with_weak_ptr(self._weak.cdata)
+        if self._alive is not None:
+            alive = self._alive()
             if alive is not None:
                 return alive
             self._by_shadow.pop(self._last, None)
         flat = self._tensor.as_strided((self._stop - self._start,), (1,), self._start)
-        storage = flat.to(self._full).untyped_storage()
-        self._weak, self._last = StorageWeakRef(storage), storage._cdata  # type: ignore[no-untyped-call]
+        full = flat.to(self._full)
+        storage = full.untyped_storage()
+        self._alive, self._last = weak_storage(storage), storage_id(full)
         self._by_shadow[self._last] = self
         return storage
 
@@ -407,7 +415,7 @@ def _map_arguments(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], function: Callable[..., Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Apply a function to an operator's tensors and dtypes; it is told which tensors change."""
-    arguments = func._schema.arguments
+    arguments = schema_of(func).arguments
     written = {
         each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write
     }
@@ -428,7 +436,7 @@ def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether an operator draws random numbers."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
-    arguments = func._schema.arguments
+    arguments = schema_of(func).arguments
     values = {each.name: each.default_value for each in arguments if each.has_default_value()}
     values.update(zip([each.name for each in arguments], args, strict=False))
     values.update(kwargs)

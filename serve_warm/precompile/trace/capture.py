@@ -34,6 +34,7 @@ from serve_warm.precompile.trace.dynamo_hooks import all_guarded, mark_of
 from serve_warm.precompile.trace.guards import Guard, guard_from
 from serve_warm.precompile.trace.kernel_code import add_code_of_inductor
 from serve_warm.precompile.trace.subclass_hooks import has_own_hooks
+from serve_warm.private_apis import dynamo
 
 OWN_SOURCES = ("torch", "builtins", "serve_warm")
 """Packages whose code is not hashed: the fingerprint already contains their versions and builds.
@@ -89,13 +90,12 @@ def _restarting(ask: Callable[[], tuple[Captured, bool]]) -> tuple[Captured, boo
     In torch 2.11 to 2.13, ahead-of-time compilation ignores such requests, because it compiles the
     graph only after tracing has ended.
     """
-    from torch._dynamo.exc import RestartAnalysis
-
+    restart_class = dynamo.restart_class()
     for _ in range(RESTARTS):
         try:
             return ask()
-        except RestartAnalysis as restart:
-            why = restart.restart_reason or type(restart).__name__
+        except restart_class as restart:
+            why = getattr(restart, "restart_reason", None) or type(restart).__name__
     raise RuntimeError(f"the trace restarted {RESTARTS} times: {why}")
 
 
@@ -162,8 +162,7 @@ def _capture(  # noqa: PLR0917 - each is a part of one call
 
 def _aliases(entry: Any) -> dict[str, tuple[str, str]]:
     """Return the module and qualified name of each object in the globals of compiled code."""
-    imported: Mapping[str, str] = entry._artifacts.runtime_env.import_sources
-    found = {alias: (name, "") for alias, name in imported.items()}
+    found = {alias: (name, "") for alias, name in dynamo.imports_of(entry).items()}
     for alias, value in entry.fn.__globals__.items():
         if alias not in found and (place := locate(value)) is not None:
             found[alias] = place
@@ -183,8 +182,7 @@ def _settings_at_load(arguments: Mapping[str, Any]) -> Plan:
 def _settings_of_trace() -> Iterator[None]:
     # Recurrent layers are allowed, because `trace.dynamo_hooks` limits the number of their steps.
     # While Dynamo traces, it draws an example of each number from Python's generator.
-    config: Any = torch._dynamo.config
-    with unchanged(), config.patch(specialize_float=True, allow_rnn=True):
+    with unchanged(), dynamo.patched_settings(specialize_float=True, allow_rnn=True):
         yield
 
 
@@ -196,7 +194,7 @@ def _with_filter(arguments: Mapping[str, Any], take_all: Callable[..., Any]) -> 
 
 def _numbers(entry: Any) -> Plan:
     """Return the numbers that a call draws from Python's `random` module."""
-    names = entry._artifacts.runtime_env.external_refs
+    names = dynamo.external_references(entry)
     found = {name: read_draws(entry.fn.__globals__.get(name)) for name in sorted(names)}
     numbers = {name: draws for name, draws in found.items() if draws is not None}
     return {"numbers": numbers} if numbers else {}

@@ -17,25 +17,23 @@ import torch
 
 from serve_warm.precompile.facts.names import is_own, literal
 from serve_warm.precompile.facts.table import UNREADABLE
-from serve_warm.precompile.trace.failed_lookups import READS, kinds_of_variables
+from serve_warm.precompile.trace.failed_lookups import READS
+from serve_warm.private_apis import dynamo
+from serve_warm.private_apis.patches import Change
 
 if TYPE_CHECKING:
     from serve_warm.precompile.trace.guards import Guard
 
 
-def noting_constants(
-    guards: list[Guard], guard_at: Callable[..., Guard]
-) -> Iterator[tuple[Any, str, Any]]:
+def noting_constants(guards: list[Guard], guard_at: Callable[..., Guard]) -> Iterator[Change]:
     """Record a guard for each attribute that becomes a constant of the trace without a guard.
 
     `guard_at(source, **fields)` returns a guard on a Dynamo source.
     """
-    from torch._dynamo.source import AttrSource
-    from torch._dynamo.variables import builtin
 
     def note(variable: Any, tx: Any, name: str, found: Any) -> Any:
         if _is_unguarded(variable, tx, name, found):
-            source = AttrSource(variable.source, name)
+            source = dynamo.attribute_source(variable.source, name)
             value = getattr(_object_of(variable), name)
             guards.append(guard_at(source, kind="CONSTANT_MATCH", value=value))
         return found
@@ -43,19 +41,18 @@ def noting_constants(
     def noting(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, tx, name: note(self, tx, name, original(self, tx, name))
 
-    for kind in kinds_of_variables():
+    def noting_builtin(read: Callable[..., Any]) -> Callable[..., Any]:
+        def call_getattr(self: Any, tx: Any, owner: Any, name: Any, *default: Any) -> Any:
+            found = read(self, tx, owner, name, *default)
+            return note(owner, tx, name.as_python_constant(), found) if found is not None else None
+
+        return call_getattr
+
+    for kind in dynamo.kinds_of_variables():
         for name in READS:
             if name in vars(kind):
-                yield kind, name, noting(vars(kind)[name])
-    of_builtins: Any = builtin.BuiltinVariable
-    read: Any = getattr(of_builtins, "call_getattr", None)  # up to 2.12
-
-    def call_getattr(self: Any, tx: Any, owner: Any, name: Any, *default: Any) -> Any:
-        found = read(self, tx, owner, name, *default)
-        return note(owner, tx, name.as_python_constant(), found) if found is not None else None
-
-    if read is not None:
-        yield of_builtins, "call_getattr", call_getattr
+                yield Change(f"*.{name}", noting, kind)
+    yield Change("BuiltinVariable.call_getattr", noting_builtin)  # up to 2.12
 
 
 def _object_of(variable: Any) -> Any:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from serve_warm._records import record
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import UNREADABLE, decode_key, encode_key
+from serve_warm.private_apis import cpython, dynamo
+from serve_warm.private_apis.patches import Change
 
 if TYPE_CHECKING:
     from serve_warm.precompile.trace.guards import Guard
@@ -54,14 +55,11 @@ FINDS_NUMBER = "realize_key_vt"
 
 MISSING = object()
 
-Replacements = Iterator[tuple[Any, str, Any]]
-"""A class of Dynamo, the name of an attribute, and the attribute's replacement during a trace."""
-
 
 def noting_lookups(
     found: dict[str, Lookups], path_of: Callable[[Any, list[Any]], str]
-) -> Replacements:
-    """Yield replacements that record, in `found`, what a trace reads from each dict.
+) -> Iterator[Change]:
+    """Record, in `found`, what a trace reads from each dict.
 
     `found` maps a dict's path to what was read from the dict. A read of a dict's items by methods
     other than `LOOKS_UP` counts as a read of the whole dict. Bytecode that gets an item by the
@@ -69,8 +67,6 @@ def noting_lookups(
     Dynamo source. If a key on this path has no usable repr, `path_of` adds the key to its second
     argument.
     """
-    from torch._dynamo import source as sources
-    from torch._dynamo.variables import dicts
 
     def note(source: Any) -> Lookups:
         if source is None:  # the trace has made this dict
@@ -80,22 +76,22 @@ def noting_lookups(
         lookups.is_read_otherwise |= bool(keys)  # other dicts can have the same path
         return lookups
 
-    of_numbers: Any = sources.ConstDictKeySource
-    write_code = of_numbers.reconstruct
+    def noting_numbers(write_code: Callable[..., None]) -> Callable[..., None]:
+        def reconstruct(source: Any, codegen: Any) -> None:
+            note(source.base).is_read_otherwise = True
+            write_code(source, codegen)
 
-    def reconstruct(source: Any, codegen: Any) -> None:
-        note(source.base).is_read_otherwise = True
-        write_code(source, codegen)
+        return reconstruct
 
-    of_dicts: Any = dicts.ConstDictVariable
-    methods = {n: vars(of_dicts)[n] for n in (*LOOKS_UP, FINDS_NUMBER) if n in vars(of_dicts)}
-    yield of_numbers, "reconstruct", reconstruct
+    # Nothing is replaced yet, so this is the code of torch's own methods.
+    own = vars(dynamo.dict_class())
+    look_up = {own[name].__code__ for name in (*LOOKS_UP, FINDS_NUMBER) if name in own}
+    yield Change("ConstDictKeySource.reconstruct", noting_numbers)
     yield from _guarding_unions()
     yield from _guarding_new_keys()
-    yield of_dicts, "items", _noting_reads({each.__code__ for each in methods.values()}, note)
+    yield Change("ConstDictVariable.items", lambda _: _noting_reads(look_up, note))
     for name in LOOKS_UP:
-        if name in methods:
-            yield of_dicts, name, _noting_key(methods[name], note)
+        yield Change(f"ConstDictVariable.{name}", lambda original: _noting_key(original, note))
 
 
 def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> property:
@@ -106,7 +102,7 @@ def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> p
     """
 
     def read(variable: Any) -> Any:
-        own, frame = vars(variable), sys._getframe(1)
+        own, frame = vars(variable), cpython.calling_frame(1)
         if frame.f_code not in allowed:
             source = own.get("source")
             note(source).is_read_otherwise = True
@@ -124,52 +120,42 @@ def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> p
     return property(read, write)
 
 
-def _guarding_unions() -> Replacements:
+def _guarding_unions() -> Iterator[Change]:
     """Make Dynamo guard the keys of dicts that it unites (2.11 does not)."""
-    from torch._dynamo.variables import dicts
 
-    of_dicts: Any = dicts.ConstDictVariable
-    call = of_dicts.call_method
+    def guarding(call: Callable[..., Any]) -> Callable[..., Any]:
+        def call_method(self: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Any) -> Any:
+            for each in (self, *args) if name in UNIONS else ():
+                found = each.realize()
+                if dynamo.is_dict(found) and found.source is not None:
+                    found.install_dict_keys_match_guard()
+            return call(self, tx, name, args, kwargs)
 
-    def call_method(self: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Any) -> Any:
-        for each in (self, *args) if name in UNIONS else ():
-            found = each.realize()
-            if isinstance(found, of_dicts) and found.source is not None:
-                found.install_dict_keys_match_guard()
-        return call(self, tx, name, args, kwargs)
+        return call_method
 
-    yield of_dicts, "call_method", call_method
+    yield Change("ConstDictVariable.call_method", guarding)
 
 
 UNIONS = ("__or__", "__ror__", "__ior__")
 """Methods that unite two dicts."""
 
 
-def _guarding_new_keys() -> Replacements:
+def _guarding_new_keys() -> Iterator[Change]:
     """Make Dynamo guard objects that a trace uses as keys of its own dicts and sets.
 
     Dynamo takes the hash of such an object without a guard on the object. The keys of existing
     dicts and sets are left out, because facts about these containers cover them.
     """
-    from torch._dynamo.variables.lazy import LazyVariableTracker
 
-    of_keys: Any
-    try:
-        from torch._dynamo.variables.hashable import HashableTracker as of_keys  # noqa: N813
-    except ImportError:  # 2.11
-        from torch._dynamo.variables import dicts
+    def guarding(make: Callable[..., None]) -> Callable[..., None]:
+        def make_key(self: Any, vt: Any) -> None:
+            if dynamo.is_unread(vt) and type(vt.source).__name__ not in KEYS_OF_CONTAINERS:
+                vt = vt.realize()
+            make(self, vt)
 
-        of_dicts: Any = dicts.ConstDictVariable
-        of_keys = of_dicts._HashableTracker
-    make = of_keys.__init__
+        return make_key
 
-    def make_key(self: Any, vt: Any) -> None:
-        is_new = isinstance(vt, LazyVariableTracker) and not vt.is_realized()
-        if is_new and type(vt.source).__name__ not in KEYS_OF_CONTAINERS:
-            vt = vt.realize()
-        make(self, vt)
-
-    yield of_keys, "__init__", make_key
+    yield Change("HashableTracker.__init__", guarding)
 
 
 KEYS_OF_CONTAINERS = ("ConstDictKeySource", "NonSerializableSetGetItemSource", "SetGetItemSource")

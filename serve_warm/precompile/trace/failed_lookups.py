@@ -20,11 +20,11 @@ import torch
 from serve_warm.precompile.facts.names import is_own, is_own_module, locate, name_of
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import UNREADABLE
+from serve_warm.private_apis import dynamo
+from serve_warm.private_apis.patches import Change
 
 if TYPE_CHECKING:
     from serve_warm.precompile.trace.guards import Guard
-
-Replacements = Iterator[tuple[Any, str, Any]]
 
 
 class _With:
@@ -46,26 +46,22 @@ class _With:
 
 def noting_failed_lookups(
     guards: list[Guard], refusals: list[str], guard_at: Callable[..., Guard]
-) -> Replacements:
+) -> Iterator[Change]:
     """Record a guard for each lookup of an attribute or a global that finds nothing.
 
     `guard_at(source, **fields)` returns a guard on a Dynamo source. A lookup on an object that has
     no path is added to `refusals`.
     """
-    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-
     notes = _Notes(guards, refusals, guard_at)
-    if not any(name in vars(kind) for kind in kinds_of_variables() for name in READS):
+    if not any(name in vars(kind) for kind in dynamo.kinds_of_variables() for name in READS):
         raise NoEntry(f"torch {torch.__version__} has no known method that reads an attribute")
-    for kind in kinds_of_variables():
-        own = vars(kind)
+    for kind in dynamo.kinds_of_variables():
         for name in READS:
-            if name in own:
-                yield kind, name, notes.of_errors(own[name])
-        if "call_obj_hasattr" in own:
-            yield kind, "call_obj_hasattr", notes.of_answers(own["call_obj_hasattr"])
-    of_code: Any = InstructionTranslatorBase
-    yield of_code, "load_builtin", notes.of_builtins(of_code.load_builtin)
+            if name in vars(kind):
+                yield Change(f"*.{name}", notes.of_errors, kind)
+        if "call_obj_hasattr" in vars(kind):
+            yield Change("*.call_obj_hasattr", notes.of_answers, kind)
+    yield Change("InstructionTranslatorBase.load_builtin", notes.of_builtins)
 
 
 class _Notes:
@@ -80,12 +76,12 @@ class _Notes:
 
     def of_errors(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return `original`, a read of an attribute, with a note if it raises AttributeError."""
-        from torch._dynamo import exc
+        missing = dynamo.missing_attribute_class()
 
         def var_getattr(variable: Any, tx: Any, name: str) -> Any:
             try:
                 found = original(variable, tx, name)
-            except exc.ObservedAttributeError:
+            except missing:
                 self._note(variable, tx, name, is_there=False)
                 raise
             if _falls_back(variable, name):
@@ -191,17 +187,3 @@ def _is_of_app(found: Any) -> bool:
     if isinstance(found, type):
         return not is_own(found)
     return not is_own_module(found.__name__)
-
-
-def kinds_of_variables() -> Iterator[Any]:
-    """Yield the classes of Dynamo's models of Python objects."""
-    from torch._dynamo.variables.base import VariableTracker
-
-    queue: list[Any] = [VariableTracker]
-    seen: set[int] = set()
-    while queue:
-        kind = queue.pop()
-        if id(kind) not in seen:
-            seen.add(id(kind))
-            queue += type.__subclasses__(kind)
-            yield kind

@@ -15,6 +15,7 @@ import torch
 
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.tensor_parts import has_parts, part_names, plain_parts, with_parts
+from serve_warm.private_apis.inductor import leaves_of
 
 
 def fake_of(node: Any) -> Any:
@@ -77,7 +78,7 @@ def take_parts(graph: Any, sources: Sequence[str]) -> tuple[Any, list[str]]:
             for fake, each in zip(fakes, parts, strict=True)
         ]
         found = graph(*wholes)
-        if any(map(has_parts, torch.utils._pytree.tree_leaves(found))):
+        if any(map(has_parts, leaves_of(found))):
             raise NoEntry("it returns a tensor that is composed of other tensors")
         return found
 

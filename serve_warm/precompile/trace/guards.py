@@ -11,6 +11,7 @@ from typing import Any
 
 from serve_warm._records import record
 from serve_warm.precompile.facts.torch_errors import OF_TORCH
+from serve_warm.private_apis import dynamo
 
 
 @record(frozen=True, kw_only=True)
@@ -111,9 +112,5 @@ def path_of(source: Any) -> str | None:
 
 
 def source_of(node: Any) -> str:
-    """Return the origin of a graph's input, as a Python expression over the arguments `L`.
-
-    Dynamo stores the expression on each input of the graph that a backend gets (2.11, 2.13, 2.15):
-    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/output_graph.py
-    """
-    return str(path_of(node._dynamo_source))
+    """Return the origin of a graph's input, as a Python expression over the arguments `L`."""
+    return str(path_of(dynamo.source_of_input(node)))

@@ -13,79 +13,44 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
-
-import torch
 
 from serve_warm.precompile.facts.names import is_own, is_own_module
 from serve_warm.precompile.trace.subclass_hooks import Dispatched, is_of_torch, recording
+from serve_warm.private_apis import inductor
+from serve_warm.private_apis.patches import Change
 
 BUILT_IN = ("aten", "prim", "prims", "quantized", "inductor", "higher_order")
 """Namespaces of torch's own operators."""
 
 
-def noting_kernels(found: Dispatched) -> Iterator[tuple[Any, str, Any]]:
+def noting_kernels(found: Dispatched) -> Iterator[Change]:
     """Record the code that runs for the custom operators of a graph, and the code registered."""
-    from torch._dynamo import utils
 
-    of_nodes: Any = utils
-    run = of_nodes.run_node
+    def noting(run: Callable[..., Any]) -> Callable[..., Any]:
+        def run_node(tracer: Any, node: Any, *args: Any) -> Any:
+            if node.op != "call_function" or not _is_custom(node.target):
+                return run(tracer, node, *args)
+            for function in inductor.registered_for(node.target):
+                add_code(function, found)
+            with recording(found):
+                return run(tracer, node, *args)
 
-    def run_node(tracer: Any, node: Any, *args: Any) -> Any:
-        if node.op != "call_function" or not _is_custom(node.target):
-            return run(tracer, node, *args)
-        for function in _registered_for(node.target):
-            add_code(function, found)
-        with recording(found):
-            return run(tracer, node, *args)
+        return run_node
 
-    yield of_nodes, "run_node", run_node
+    yield Change("run_node", noting)
 
 
 def add_code_of_inductor(found: Dispatched) -> None:
     """Add the code of the application's decompositions, lowerings and passes."""
-    from torch._inductor import config, decomposition, lowering
-    from torch._inductor.fx_passes import joint_graph, post_grad
-
-    settings: Any = config
-    registered: list[Any] = [*decomposition.decompositions.values()]
-    registered += lowering.lowerings.values()
-    names = [name for name in settings._config if "pass" in name or "custom" in name]
-    for value in (getattr(settings, name, None) for name in names):
-        registered += value.values() if isinstance(value, dict) else [value]
-    for passes in (*post_grad.pass_patterns, *joint_graph.pass_patterns):
-        for entries in getattr(passes, "patterns", {}).values():
-            registered += [getattr(entry, "handler", None) for entry in entries]
-    for function in registered:
+    for function in inductor.registered_in_inductor():
         add_code(function, found)
 
 
 def _is_custom(target: Any) -> bool:
-    if not isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return False
-    name = getattr(target, "_qualified_op_name", "") or str(getattr(target, "_name", ""))
-    return name.partition("::")[0] not in BUILT_IN
-
-
-def _registered_for(target: Any) -> Iterator[Any]:
-    """Yield the Python functions that are registered for an operator."""
-    from torch._library import custom_ops, simple_registry
-
-    packet = target if isinstance(target, torch._ops.OpOverloadPacket) else target.overloadpacket
-    for overload in (getattr(packet, name) for name in packet.overloads()):
-        yield from overload.py_kernels.values()
-        entry: Any = simple_registry.singleton.find(overload._name)
-        for holder in vars(entry).values():
-            for value in getattr(holder, "__dict__", {}).values():
-                yield from value.values() if isinstance(value, dict) else ()
-                for kernel in value if isinstance(value, list) else (value,):
-                    yield getattr(kernel, "func", kernel)
-    definition: Any = custom_ops.OPDEFS.get(packet._qualified_op_name)
-    for name, value in vars(definition).items() if definition is not None else ():
-        # Kernels that run in each call are left out, because the current ones always run.
-        if name not in ("_init_fn", "_backend_fns"):
-            yield value
+    namespace = inductor.namespace_of(target)
+    return namespace is not None and namespace not in BUILT_IN
 
 
 def add_code(found: Any, into: Dispatched) -> None:

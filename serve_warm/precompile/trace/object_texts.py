@@ -8,10 +8,12 @@ what it reads. The hooks use private torch code (seen in 2.11 to 2.15).
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+
+from serve_warm.private_apis import dynamo
+from serve_warm.private_apis.patches import Change
 
 if TYPE_CHECKING:
     from serve_warm.precompile.trace.guards import Guard
@@ -19,24 +21,25 @@ if TYPE_CHECKING:
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 """The address of an object in its text."""
 
-TEXTS = ("repr_impl", "tp_repr_impl", "str_impl", "tp_str_impl")
-"""Methods that return an object's text: in 2.13, and from 2.15 on. 2.11 has none."""
-
-OF_BUILTINS = ("call_str", "call_repr")
-"""Methods that return the text of an object that `str` or `repr` gets: in 2.11."""
+TEXTS = (
+    *("UserDefinedObjectVariable.repr_impl", "NNModuleVariable.repr_impl"),  # 2.13
+    *("UserDefinedObjectVariable.tp_repr_impl", "NNModuleVariable.tp_repr_impl"),  # from 2.14 on
+    "UserDefinedObjectVariable.tp_str_impl",
+    *("BuiltinVariable.call_str", "BuiltinVariable.call_repr"),  # the only ones in 2.11
+)
+"""Methods that return the text of an object."""
 
 HAS_ADDRESS = "it takes the text of an object, which contains the object's address"
 
 
 def noting_texts(
     guards: list[Guard], refusals: list[str], guard_at: Callable[..., Guard]
-) -> Iterator[tuple[Any, str, Any]]:
+) -> Iterator[Change]:
     """Record a guard for each text of an object that Dynamo does not trace.
 
     `guard_at(source, **fields)` returns a guard on a Dynamo source. A text that differs in each
     process is added to `refusals`.
     """
-    from torch._dynamo.variables import builtin, functions, nn_module, user_defined
 
     def note(variable: Any, text: Any) -> Any:
         value = vars(variable).get("value")
@@ -57,20 +60,12 @@ def noting_texts(
 
         return text_of
 
-    of_user, of_modules = user_defined.UserDefinedObjectVariable, nn_module.NNModuleVariable
-    kinds = (of_user, functions.UserFunctionVariable, of_modules)
-    of_builtins: Any = builtin.BuiltinVariable
-    places = (*itertools.product(kinds, TEXTS), *itertools.product((of_builtins,), OF_BUILTINS))
-    for kind, name in places:
-        if name in vars(kind):
-            yield kind, name, noting(vars(kind)[name])
+    for name in TEXTS:
+        yield Change(name, noting)
 
 
 def _guard_items(variable: Any) -> None:
     """Make Dynamo guard all items of a dict, whose text it takes without guards."""
-    from torch._dynamo.variables import dicts
-    from torch._dynamo.variables.lazy import LazyVariableTracker
-
-    if isinstance(variable, dicts.ConstDictVariable) and variable.source is not None:
+    if dynamo.is_dict(variable) and variable.source is not None:
         variable.install_dict_keys_match_guard()
-        LazyVariableTracker.realize_all(variable)
+        dynamo.read_all(variable)

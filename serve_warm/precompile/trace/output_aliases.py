@@ -21,6 +21,8 @@ import torch
 from serve_warm.precompile.calls.copies import copy_tensors
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.tensor_parts import has_parts, plain_parts
+from serve_warm.private_apis import dynamo
+from serve_warm.private_apis.patches import Change, replaced
 
 
 def find_aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
@@ -67,26 +69,26 @@ def refuse_lost_inputs(eager: Sequence[str], ours: Sequence[str]) -> None:
 @contextlib.contextmanager
 def noting_graphs() -> Iterator[list[Any]]:
     """Yield a list that gets a copy of each graph that Dynamo passes to Inductor in the block."""
-    from torch._dynamo.convert_frame import compile_lock
-    from torch._inductor import compile_fx as module
+    graphs: list[Any] = []
+    is_inside = False
 
-    of_inductor: Any = module
-    compile_graph, graphs = of_inductor.compile_fx, []
+    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_fx(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal is_inside
+            if is_inside:  # torch's function calls itself with a changed graph
+                return original(graph, *args, **kwargs)
+            graphs.append(copy.deepcopy(graph))  # the compile changes its graph
+            is_inside = True
+            try:
+                return original(graph, *args, **kwargs)
+            finally:
+                is_inside = False
 
-    def compile_fx(graph: Any, *args: Any, **kwargs: Any) -> Any:
-        graphs.append(copy.deepcopy(graph))  # the compile changes its graph
-        of_inductor.compile_fx = compile_graph  # which calls itself with a changed graph
-        try:
-            return compile_graph(graph, *args, **kwargs)
-        finally:
-            of_inductor.compile_fx = compile_fx
+        return compile_fx
 
-    with compile_lock:  # no other thread compiles a graph in the block
-        of_inductor.compile_fx = compile_fx
-        try:
-            yield graphs
-        finally:
-            of_inductor.compile_fx = compile_graph
+    # No other thread compiles a graph in the block.
+    with dynamo.compile_lock(), replaced([Change("compile_fx", noting)]):
+        yield graphs
 
 
 def find_outputs_to_copy(

@@ -29,6 +29,8 @@ from serve_warm.precompile.trace.dynamo_hooks import DEPENDS_ON_ORDER
 from serve_warm.precompile.trace.graph_inputs import inputs_of
 from serve_warm.precompile.trace.guards import source_of
 from serve_warm.precompile.trace.side_effects import callable_once, side_effects
+from serve_warm.private_apis import inductor
+from serve_warm.private_apis.torch_c import schema_of
 
 if TYPE_CHECKING:
     from serve_warm.precompile.trace.captured import Captured
@@ -166,10 +168,6 @@ class _Backend:
 
     def take(self, graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
         """Receive a graph from Dynamo, and read its functional form (no in-place operations)."""
-        from torch._functorch import config
-        from torch._functorch._aot_autograd.utils import make_boxed_compiler
-        from torch._functorch.aot_autograd import aot_module_simplified
-
         sources = list(map(source_of, inputs_of(graph)))
 
         def read(functional: Any, _: Sequence[Any]) -> Any:
@@ -180,12 +178,7 @@ class _Backend:
             self._keys = keys[len(keys) - count :]
             return functional
 
-        known: Any = config
-        with known.patch({name: False for name in CACHES if name in known._config}):
-            compiler: Any = make_boxed_compiler(read)
-            aot_module_simplified(
-                copy.deepcopy(graph), inputs, fw_compiler=compiler, inference_compiler=compiler
-            )
+        inductor.read_functional_form(copy.deepcopy(graph), inputs, read)
         self._graph = graph
         return callable_once(self._run)
 
@@ -213,10 +206,6 @@ class _Backend:
             written=self._written,
             in_order=self._in_order,
         )
-
-
-CACHES = ("enable_autograd_cache", "force_autograd_cache", "bundled_autograd_cache")
-"""Settings of torch (2.11 to 2.13) that require a backend to return compiled code."""
 
 
 def _read(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str], bool]:
@@ -248,9 +237,10 @@ def _read(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str], boo
             outputs = [_plain(value, keys) for value in values]
         else:
             parts = (str(node.target), _plain(node.args, keys), _plain(node.kwargs, keys))
-            schema = getattr(node.target, "_schema", None)
-            keeps_order |= schema is None and not _is_pure(node.target)
-            keeps_order |= schema is not None and schema.is_mutable
+            if inductor.is_overload(node.target):
+                keeps_order |= schema_of(node.target).is_mutable
+            else:
+                keeps_order |= not _is_pure(node.target)
             keys[node] = _digest(*parts)
             if _draws(node):
                 # Each call draws new random numbers, so its expression includes the draws before
@@ -278,7 +268,7 @@ def _draws(node: Any) -> bool:
 
 def _is_pure(target: Any) -> bool:
     """Return whether a function without a schema computes the same result in any order of calls."""
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if inductor.is_higher_order(target):
         return str(target) in CONTROL_FLOW  # the graphs inside are read separately
     return getattr(target, "__module__", "") in ("_operator", "operator", "math", "builtins")
 
@@ -291,11 +281,9 @@ CONTROL_FLOW = (
 
 
 def _constant(value: Any) -> str:
-    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-
-    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+    if not isinstance(value, torch.Tensor) or inductor.is_fake(value):
         raise NoEntry(DEPENDS_ON_ORDER)  # there are no numbers to compare
-    with unset_fake_temporarily():  # torch is tracing, and the constant is a real tensor
+    with inductor.with_real_tensors():  # torch is tracing, and the constant is a real tensor
         data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"
 

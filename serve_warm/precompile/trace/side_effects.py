@@ -10,6 +10,8 @@ from typing import Any
 
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.trace.guards import path_of
+from serve_warm.private_apis import dynamo
+from serve_warm.private_apis.patches import Change, replaced
 
 
 @contextlib.contextmanager
@@ -22,32 +24,34 @@ def side_effects() -> Iterator[Mapping[str, Sequence[str]]]:
     The mapping grows during the capture, and is complete once the backend is called. Changes to the
     contents of tensors are left out, because the graph makes these changes. Seen in 2.11 to 2.13.
     """
-    from torch._dynamo.side_effects import SideEffects
-    from torch._dynamo.variables.base import AttributeMutationNew
-
-    kind: Any = SideEffects
-    write = kind.codegen_update_mutated
     changes: dict[str, Sequence[str]] = {}
+    with contextlib.ExitStack() as undo:
+        if not _open:
+            undo.enter_context(replaced([Change("SideEffects.codegen_update_mutated", _noting)]))
+        _open.append(changes)
+        undo.callback(_open.pop)
+        yield changes
 
-    def noting(effects: Any, *args: Any, **kwargs: Any) -> Any:
-        for variable in effects._get_modified_vars():
-            is_new = isinstance(variable.mutation_type, AttributeMutationNew)
-            if not is_new and not _ends_as_it_was(effects, variable):
+
+_open: list[dict[str, Sequence[str]]] = []
+"""The mappings of the open blocks. A trace with another order of sets is a block in the block of
+the first trace. Only one thread builds at a time."""
+
+
+def _noting(write: Callable[..., Any]) -> Callable[..., Any]:
+    def codegen_update_mutated(effects: Any, *args: Any, **kwargs: Any) -> Any:
+        for variable in dynamo.changed_variables(effects):
+            if not dynamo.is_made_by_trace(variable) and not _ends_as_it_was(effects, variable):
                 name = path_of(variable.source) or type(variable).__name__
-                changes[name] = _assigned_names(effects, variable)
+                for changes in _open:
+                    changes[name] = _assigned_names(effects, variable)
         return write(effects, *args, **kwargs)
 
-    kind.codegen_update_mutated = noting
-    try:
-        yield changes
-    finally:
-        kind.codegen_update_mutated = write
+    return codegen_update_mutated
 
 
 def _assigned_names(effects: Any, variable: Any) -> Sequence[str]:
-    from torch._dynamo.variables import UserDefinedObjectVariable
-
-    if not isinstance(variable, UserDefinedObjectVariable) or _holds_others(effects, variable):
+    if not dynamo.is_object_of_user(variable) or _holds_others(effects, variable):
         return ()
     return list(map(str, effects.store_attr_mutations.get(variable, {})))
 
@@ -57,9 +61,7 @@ def _ends_as_it_was(effects: Any, variable: Any) -> bool:
 
     transformers sets and resets attributes around each forward (`CompileableContextVar`, 5.23).
     """
-    from torch._dynamo.variables import UserDefinedObjectVariable
-
-    if type(variable) is not UserDefinedObjectVariable or _holds_others(effects, variable):
+    if not dynamo.is_object_of_user(variable, exactly=True) or _holds_others(effects, variable):
         return False
     now = effects.store_attr_mutations.get(variable, {})
     # Dynamo changes no object while it traces, so these are the original values.
@@ -92,9 +94,9 @@ def _same(variable: Any, value: object) -> bool:
 
 def callable_once(run: Callable[..., Any]) -> Any:
     """Wrap `run` in the kind of object that a backend must return. It is never saved."""
-    from torch._dynamo.aot_compile_types import SerializableCallable
+    base: Any = dynamo.answer_of_backend()
 
-    class Once(SerializableCallable):
+    class Once(base):  # type: ignore[misc]
         def __call__(self, *inputs: Any) -> Any:
             return run(*inputs)
 

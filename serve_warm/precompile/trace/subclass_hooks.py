@@ -15,15 +15,16 @@ import dis
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from serve_warm.precompile.facts.names import is_own, is_own_module, literal
 from serve_warm.precompile.facts.no_entry import NoEntry
+from serve_warm.private_apis.patches import Change
+from serve_warm.private_apis.torch_c import is_traceable_wrapper_subclass_type
 
 HOOKS = ("__torch_function__", "__torch_dispatch__")
 """Methods of a tensor subclass that torch calls instead of a function or an operator."""
@@ -91,11 +92,21 @@ def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:
     return {} if literal(value) is None else {(module, name): value}
 
 
-def noting_dispatch(found: Dispatched) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Yield replacements that record which functions run in the hooks of tensor subclasses."""
+def noting_dispatch(found: Dispatched) -> Iterator[Change]:
+    """Record which functions run in the hooks of tensor subclasses."""
+
+    def noting(hook: Any) -> Any:
+        run = hook.__func__  # a subclass can call the hook with its own class
+
+        def dispatch(cls: type, *args: Any, **kwargs: Any) -> Any:
+            with recording(found):
+                return run(cls, *args, **kwargs)
+
+        return classmethod(dispatch)
+
     for kind in dict.fromkeys(_subclasses(torch.Tensor)):
-        for name, hook in _hooks_of(kind):
-            yield kind, name, classmethod(_noting(hook, found))  # type: ignore[misc]
+        for name in _hooks_of(kind):
+            yield Change(f"*.{name}", noting, kind)
 
 
 def _subclasses(kind: type) -> Iterator[Any]:
@@ -110,27 +121,17 @@ def has_own_hooks(kind: type) -> bool:
     return bool(_hooks_of(kind))
 
 
-def _hooks_of(kind: type) -> list[tuple[str, Any]]:
+def _hooks_of(kind: type) -> list[str]:
     # Skip classes without parts: Dynamo itself traces and reports the hooks of these classes.
     if not is_traceable_wrapper_subclass_type(kind) or is_own_module(kind.__module__):
         return []
     found = ((name, inspect.getattr_static(kind, name)) for name in HOOKS)
-    return [
-        (name, hook) for name, hook in found if isinstance(hook, classmethod) and not is_own(hook)
-    ]
+    return [name for name, hook in found if isinstance(hook, classmethod) and not is_own(hook)]
 
 
 def is_of_torch(module: str) -> bool:
     """Return whether a module belongs to a package that torch uses to trace."""
     return module.startswith(OF_TORCH)
-
-
-def _noting(original: Any, found: Dispatched) -> Callable[..., Any]:
-    def dispatch(cls: type, *args: Any, **kwargs: Any) -> Any:
-        with recording(found):
-            return original.__get__(None, cls)(*args, **kwargs)
-
-    return dispatch
 
 
 @contextlib.contextmanager

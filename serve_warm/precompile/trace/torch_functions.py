@@ -21,6 +21,8 @@ import torch
 from serve_warm.precompile.facts.names import literal, locate
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import encode_key
+from serve_warm.private_apis import dynamo, inductor
+from serve_warm.private_apis.patches import Change
 
 Place = tuple[str, str]
 """A module, and the qualified name of an object in it."""
@@ -57,33 +59,33 @@ class TorchFunctions:
     """The functions and tensor methods in the graph, by place."""
 
 
-def noting_torch_functions(found: TorchFunctions) -> Iterator[tuple[Any, str, Any]]:
+def noting_torch_functions(found: TorchFunctions) -> Iterator[Change]:
     """Record the functions that a trace runs, and those that it puts into its graph."""
-    from torch._dynamo.output_graph import SubgraphTracer
-    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable, tracing_state_functions
+    about_tracing = dynamo.functions_about_tracing()  # their results hold for each trace
 
-    of_torch: Any = TorchInGraphFunctionVariable
-    of_graphs: Any = SubgraphTracer
-    call, create = of_torch.call_function, of_graphs.create_proxy
-    about_tracing = tracing_state_functions()  # their results hold for each trace
+    def noting_results(call: Callable[..., Any]) -> Callable[..., Any]:
+        def call_function(self: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
+            result = call(self, tx, args, kwargs)
+            if self.value not in about_tracing:
+                _note_result(found, self.value, args, kwargs, result)
+            return result
 
-    def call_function(self: Any, tx: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = call(self, tx, args, kwargs)
-        if self.value not in about_tracing:
-            _note_result(found, self.value, args, kwargs, result)
-        return result
+        return call_function
 
-    def create_proxy(self: Any, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
-        if kind == "call_method":
-            _note_method(found, target)
-        elif target is getattr and args and len(args[0]) > 1:
-            _note_method(found, args[0][1])  # a property, such as `x.mT`
-        elif kind == "call_function":
-            _note_function(found, target)
-        return create(self, kind, target, *args, **kwargs)
+    def noting_calls(create: Callable[..., Any]) -> Callable[..., Any]:
+        def create_proxy(self: Any, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+            if kind == "call_method":
+                _note_method(found, target)
+            elif target is getattr and args and len(args[0]) > 1:
+                _note_method(found, args[0][1])  # a property, such as `x.mT`
+            elif kind == "call_function":
+                _note_function(found, target)
+            return create(self, kind, target, *args, **kwargs)
 
-    yield of_torch, "call_function", call_function
-    yield of_graphs, "create_proxy", create_proxy
+        return create_proxy
+
+    yield Change("TorchInGraphFunctionVariable.call_function", noting_results)
+    yield Change("SubgraphTracer.create_proxy", noting_calls)
 
 
 def _note_result(
@@ -135,4 +137,4 @@ def _place(function: Any) -> Place | None:
     name = getattr(function, "__name__", "")
     if name and getattr(torch, name, None) is function:
         return "torch", name
-    return None if isinstance(function, torch._ops.OpOverload) else locate(function)
+    return None if inductor.is_overload(function) else locate(function)

@@ -29,6 +29,7 @@ from typing import Any
 from serve_warm._redaction import excerpt, first_line
 from serve_warm.errors import RankFailed, ServeWarmError
 from serve_warm.fingerprint import read_rank
+from serve_warm.private_apis.distributed import default_store
 
 PULSE_S = 5.0
 """Seconds between two pulses, which show that a rank is alive. The pulse thread also runs during
@@ -179,11 +180,8 @@ def join() -> Iterator[Ranks]:
     if here is None:
         yield Ranks()
         return
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    store: Any = _get_default_store()
     with _translate():
-        ranks = Ranks(*here, store.clone())
+        ranks = Ranks(*here, default_store().clone())
     ended = threading.Event()
     threading.Thread(
         target=ranks.give_pulse, args=(ended,), name="serve_warm-pulse", daemon=True

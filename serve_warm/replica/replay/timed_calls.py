@@ -8,7 +8,6 @@ import asyncio
 import ctypes
 import logging
 import signal
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,6 +20,7 @@ from serve_warm._redaction import describe_error
 from serve_warm.compiler.watch import CompileCounter
 from serve_warm.errors import ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
+from serve_warm.private_apis.cpython import frame_of_thread
 from serve_warm.replica.record.failed_compile import find_reason
 from serve_warm.replica.record.progress import Progress
 from serve_warm.replica.record.raised_at import find_line
@@ -307,8 +307,9 @@ def _interrupted_after(limit_s: float) -> Iterator[None]:
         if ended.wait(limit_s):
             return
         with changing:
-            frame = sys._current_frames()[thread]  # noqa: SLF001 - documented
-            running = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+            frame = frame_of_thread(thread)
+            names = frame.f_globals if frame is not None else {}
+            running = str(names.get("__name__", "")).partition(".")[0]
             if not ended.is_set() and running not in LOOPS:
                 interrupted.append(True)
                 set_error(ctypes.c_ulong(thread), ctypes.py_object(_Blocked))

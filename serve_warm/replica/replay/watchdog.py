@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from serve_warm.errors import WarmupTimeout
+from serve_warm.private_apis.cpython import frame_of_thread
 
 POLL_S = 0.1
 
@@ -91,7 +91,7 @@ class Watchdog:
 
     def _where(self) -> str:
         """Return the line that the loop's thread is executing."""
-        frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 - documented
+        frame = frame_of_thread(self._loop_thread)
         if frame is None:
             return "an unknown line"
         code = frame.f_code

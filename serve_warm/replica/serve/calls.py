@@ -1,18 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls to the user's object (methods, routes, generators), made as Ray Serve makes them.
-
-This module uses these private Ray Serve names, each seen in 2.60 and checked by the tests:
-`ASGIAppReplicaWrapper` (whether a class is an ASGI app), `_serve_request_context` (the multiplexed
-model id of a replayed call, and whether there is a request), `_serve_batch_request_context` (the
-requests of a batch) and `RAY_SERVE_RUN_SYNC_IN_THREADPOOL` (where sync handlers run).
-"""
+"""Calls to the user's object (methods, routes, generators), made as Ray Serve makes them."""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import dataclasses
 import inspect
 import json
 import sys
@@ -21,11 +13,7 @@ from types import FunctionType
 from typing import Any, cast
 
 import anyio.to_thread
-from ray import serve
-from ray.serve import context as serve_context
-from ray.serve._private import constants as serve_constants
-from ray.serve._private.http_util import ASGIAppReplicaWrapper
-from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
@@ -34,14 +22,12 @@ from serve_warm._redaction import excerpt
 from serve_warm.compiler.compiled_objects import ANY_METHOD
 from serve_warm.errors import InputError, ServeWarmError, did_you_mean
 from serve_warm.inputs import Input, suggest_input
+from serve_warm.private_apis import ray_serve
 from serve_warm.report import CompileEvent
 
 KEPT_BYTES = 1 << 16
 """Maximum number of bytes to keep of an HTTP error response. Fewer bytes are shown, but all kept
 bytes are redacted before the text is cut for display."""
-
-GETTER = "_get_max_batch_size"
-"""The attribute that Serve's decorator gives a batched function."""
 
 
 class CompileForbidden(DeploymentUnavailableError):
@@ -105,7 +91,7 @@ class ServeCalls:
 
     def check(self, inputs: Sequence[Input]) -> None:
         """Raise `InputError` for an input whose target or batch size cannot occur in traffic."""
-        limit = max_ongoing_requests()
+        limit = ray_serve.max_ongoing_requests()
         for item in inputs:
             if limit is not None and item.concurrency > limit:
                 raise InputError(
@@ -149,10 +135,7 @@ class ServeCalls:
     async def _call_once(self, item: Input) -> None:
         # Like each request, each call has a separate context: gather wraps the call in a task.
         if item.model_id:
-            current = serve_context._get_serve_request_context()  # noqa: SLF001
-            # The declared type of this variable is only None.
-            variable: contextvars.ContextVar[Any] = serve_context._serve_request_context  # noqa: SLF001
-            variable.set(dataclasses.replace(current, multiplexed_model_id=item.model_id))
+            ray_serve.set_model_id(item.model_id)
         if item.http is not None:
             await self._call_http(item, *item.http)
             return
@@ -162,8 +145,8 @@ class ServeCalls:
 
     async def _call_http(self, item: Input, verb: str, path: str) -> None:
         exchange = Exchange(item, verb, path)
-        if isinstance(self.owner, ASGIAppReplicaWrapper):
-            context = replica_context()
+        if ray_serve.is_asgi_app(type(self.owner)):
+            context = ray_serve.replica_context()
             if context is not None and context.servable_object is None:
                 raise InputError(
                     f"input {item.name!r} is an HTTP route, which cannot be called during "
@@ -214,7 +197,7 @@ class ServeCalls:
 
     def suggest(self, event: CompileEvent, declared: Sequence[Input]) -> str:
         """Return the `Input(...)` that would have prevented a compile in the current request."""
-        request = serve_context._get_serve_request_context()  # noqa: SLF001
+        request = ray_serve.current_request()
         return suggest_input(
             declared,
             function=event.function,
@@ -233,7 +216,7 @@ class ServeCalls:
         for each in kinds:
             functions += _members_of(each)
         # Ray runs batches only in Serve, which limits the requests.
-        most = max_ongoing_requests() or 1
+        most = ray_serve.max_ongoing_requests() or 1
         sizes = _batch_sizes(functions)
         return max((most if size is None else min(size, most) for size in sizes), default=1)
 
@@ -256,40 +239,10 @@ def _batch_sizes(functions: Iterable[Any]) -> Iterator[int | None]:
     The size is `None` if the user measures a batch in other units than requests.
     """
     for function in functions:
-        # Only this getter marks functions that Serve batches (2.53 to 2.60). Objects of other types
-        # could run code if they were asked for it.
-        get = vars(function).get(GETTER) if isinstance(function, FunctionType) else None
-        if get is not None:
-            is_counted = getattr(getattr(get, "__self__", None), "batch_size_fn", None) is None
-            yield int(get()) if is_counted else None
-
-
-def max_ongoing_requests() -> int | None:
-    """Return Serve's limit on this replica's concurrent requests; `None` outside Serve."""
-    config = getattr(replica_context(), "_deployment_config", None)
-    limit = getattr(config, "max_ongoing_requests", None)
-    return limit if isinstance(limit, int) else None
-
-
-def replica_context() -> Any:
-    """Return Serve's replica context; `None` outside Serve and in its local testing mode."""
-    try:
-        return serve.get_replica_context()
-    except RayServeException:
-        return None
-
-
-def is_request() -> bool:
-    """Return whether the current context is that of a request, or of a batch of requests.
-
-    The context of `@serve.batch` is that of the first call ever, but Serve keeps the requests of
-    each batch beside it. A replayed input has no request id.
-    """
-    batch: Any = getattr(serve_context, "_serve_batch_request_context", None)  # not in 2.53
-    requests = (batch.get() if batch is not None else None) or [
-        serve_context._get_serve_request_context()  # noqa: SLF001
-    ]
-    return all(each.request_id for each in requests)
+        found = ray_serve.batch_size_of(function)
+        if found is not None:
+            size, is_counted = found
+            yield size if is_counted else None
 
 
 def suggest_target(cls: type, wrong: str) -> str:
@@ -324,9 +277,8 @@ async def call_like_serve(
     is_sync = (inspect.isfunction(written) or inspect.ismethod(written)) and not (
         inspect.iscoroutinefunction(written) or inspect.isasyncgenfunction(written)
     )
-    # False before Ray 2.57, and True since.
-    threaded = getattr(serve_constants, "RAY_SERVE_RUN_SYNC_IN_THREADPOOL", False)
-    if not (is_sync and threaded):
+    # Only from Ray 2.57 on.
+    if not (is_sync and ray_serve.runs_sync_in_threads()):
         result = call(*args, **kwargs)
         return await result if inspect.iscoroutine(result) else result
 

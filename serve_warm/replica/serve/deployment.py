@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from ray import serve
-from ray.serve._private.http_util import ASGIAppReplicaWrapper
 
 from serve_warm._package import public
 from serve_warm.compiler.imports import IMPORTER
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, InputError
 from serve_warm.inputs import Input
+from serve_warm.private_apis.ray_serve import is_asgi_app
 from serve_warm.replica.serve.hook import ReconfigureHook, ServeReplica
 from serve_warm.trust import Trust
 
@@ -97,13 +97,15 @@ class WarmupMixin:
         inputs = replica_of(self).inputs
         return [dataclasses.replace(item, target=item.target_name) for item in inputs]
 
-    async def warmup_artifact(self) -> dict[str, Any]:
+    async def warmup_artifact(self, *, accept_torch_source: bool = False) -> dict[str, Any]:
         """Return this replica's caches as the raw parts of an artifact, for `serve-warm build`.
+
+        With `accept_torch_source`, entries are made with a torch that was not tested, too.
 
         Raises:
             WarmupFailed: the replica has not warmed up.
         """
-        return dict(await replica_of(self).pack())
+        return dict(await replica_of(self).pack(accept_torch_source=accept_torch_source))
 
     async def on_model_thread(self, fn: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Call `fn` on the replica's one model thread and return its result.
@@ -146,7 +148,7 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
                 f"@warmup got {type(cls).__name__} {getattr(cls, '__name__', '')!r}, not a class",
                 hint="a function deployment has no state to warm up: make it a class",
             )
-        if issubclass(cls, ASGIAppReplicaWrapper):
+        if is_asgi_app(cls):
             raise ConfigError(
                 f"@warmup is above @serve.ingress on {cls.__name__!r}",
                 hint="put @warmup below @serve.ingress",

@@ -8,9 +8,6 @@ runs in this call, before any router knows the replica and before the first heal
 makes the call even without a `user_config`, because the hook has the parameter `rank`. The hook is
 an attribute of the *instance*. So the hook does not change the class: the order of its bases, the
 user's own `reconfigure` and its `super()` calls stay the same.
-
-`ReplicaContext._deployment_config` is private (seen in Ray 2.60). This attribute already holds the
-user_config before Serve calls `reconfigure`.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import dataclasses
 import functools
 import inspect
 import logging
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -37,6 +33,7 @@ from serve_warm.compiler.cpu_target import pin_portable_cpu
 from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import environment, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
+from serve_warm.private_apis import cpython, ray_serve
 from serve_warm.replica.record.journal import torch_version
 from serve_warm.replica.record.raised_at import find_line
 from serve_warm.replica.record.timeline import Timeline, spans_before
@@ -44,8 +41,6 @@ from serve_warm.replica.serve.calls import (
     CompileForbidden,
     ServeCalls,
     call_like_serve,
-    is_request,
-    replica_context,
 )
 from serve_warm.replica.serve.loop_blocks import LoopBlocks
 from serve_warm.replica.serve.model_thread import ModelThread
@@ -109,7 +104,7 @@ class ServeReplica(ServeCalls):
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
         created_boot_s = node.boot_s()
-        context = replica_context()
+        context = ray_serve.replica_context()
         self.in_serve = context is not None
         self._seats = ReplicaSeats(environment()) if self.in_serve else None
         self.application = context.app_name if context else ""
@@ -132,8 +127,7 @@ class ServeReplica(ServeCalls):
         self._lock = threading.Lock()
         # Serve's replica context has the user_config before `__init__` runs, so torch's caches
         # get a private directory before user code reads the variables.
-        declared = getattr(getattr(context, "_deployment_config", None), "user_config", None)
-        self._config = resolve(owner.warmup_config, user_config=declared)
+        self._config = resolve(owner.warmup_config, user_config=ray_serve.user_config())
         self._caches = CompileCaches()
         self._prefetch: Prefetch | None = None
         self._init_failed: tuple[float, str] | None = None
@@ -204,7 +198,7 @@ class ServeReplica(ServeCalls):
                 await change()
                 await self._start()
             elif self._calls_reconfigure(user_config):
-                await warmup.update(change, is_request=is_request)
+                await warmup.update(change, is_request=ray_serve.is_request)
             else:
                 await change()
 
@@ -345,7 +339,7 @@ class ServeReplica(ServeCalls):
         if self._shown is not None:
             self._shown.heartbeat.flush(END_LIMIT_S)  # so that the state file contains the reason
         _flush_logs()
-        os._exit(1)
+        cpython.end_process(1)
 
     def report(self) -> Report:
         """Return the report so far, even if no warm-up has begun."""
@@ -381,7 +375,7 @@ class ServeReplica(ServeCalls):
         """The inputs to replay; empty before the warm-up begins."""
         return self._warmup.journal.inputs if self._warmup is not None else ()
 
-    async def pack(self) -> PackedReplica:
+    async def pack(self, *, accept_torch_source: bool = False) -> PackedReplica:
         """Return the fingerprint, raw parts, build facts and report for a build.
 
         Raises:
@@ -390,7 +384,7 @@ class ServeReplica(ServeCalls):
         warmup, report = self._warmup, self.report()
         if warmup is None or report.fingerprint is None:
             raise WarmupFailed("there is nothing to pack: this replica has not warmed up")
-        parts, facts = await warmup.pack()
+        parts, facts = await warmup.pack(accept_torch_source=accept_torch_source)
         return PackedReplica(
             fingerprint=report.fingerprint, parts=parts, facts=dict(facts), report=report.to_json()
         )
@@ -421,7 +415,7 @@ def _gang() -> Any:
 
     Ray 2.60 has gangs; 2.53 does not.
     """
-    return getattr(replica_context(), "gang_context", None)
+    return getattr(ray_serve.replica_context(), "gang_context", None)
 
 
 def _claim(replica: str, name: str) -> None:

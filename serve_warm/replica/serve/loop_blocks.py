@@ -7,9 +7,6 @@ for three probes, each of 300 s by default, the next health check fails. Serve m
 `reconfigure` returns. A long compile in an async handler blocks the loop until it ends. But one
 probe that the loop answers makes Serve forget the failed ones. So a start that was blocked for so
 long waits for the next probe before it becomes ready.
-
-The names of Serve's constants are private (seen in 2.56 to 2.60). Without them, there is no
-watchdog.
 """
 
 from __future__ import annotations
@@ -21,13 +18,11 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 
-from ray.serve._private import constants
+from serve_warm.private_apis.ray_serve import watchdog
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "USER_HEALTH_CHECK_PROBE_"
-
-MOST_FAILED = f"RAY_SERVE_{PREFIX}MAX_FAIL"
+MOST_FAILED = "RAY_SERVE_USER_HEALTH_CHECK_PROBE_MAX_FAIL"
 """The variable with the number of failed probes after which Serve's watchdog ends a start."""
 
 BEATS = 4
@@ -39,20 +34,16 @@ MARGIN_S = 1.0
 
 def longest_block_s() -> float:
     """Return for how many seconds a start may block the event loop."""
-    return _read("MAX_FAIL", 0.0) * _read("TIMEOUT_S", 300.0) or math.inf
-
-
-def _read(name: str, default: float) -> float:
-    return float(getattr(constants, f"{PREFIX}{name}", default))
+    return watchdog("MAX_FAIL", 0.0) * watchdog("TIMEOUT_S", 300.0) or math.inf
 
 
 class LoopBlocks:
     """How often Serve's watchdog may have found the event loop blocked."""
 
     def __init__(self) -> None:
-        self._limit = _read("MAX_FAIL", 0.0)
-        self._timeout_s = _read("TIMEOUT_S", 300.0)
-        self._interval_s = _read("INTERVAL_S", 60.0)
+        self._limit = watchdog("MAX_FAIL", 0.0)
+        self._timeout_s = watchdog("TIMEOUT_S", 300.0)
+        self._interval_s = watchdog("INTERVAL_S", 60.0)
         self.failed_probes = 0
         """Largest number of probes that the loop may have missed."""
         self.longest_s = 0.0

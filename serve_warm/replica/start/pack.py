@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from serve_warm import _private_folders
 from serve_warm.artifact.archive import pack_directory
+from serve_warm.artifact.manifest import ACCEPTED
 from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.precompile import LIBRARY_LEVEL, SESSION, building
 from serve_warm.replica.replay.passes import Replay
@@ -38,17 +39,19 @@ async def pack(
     new_replay: Callable[[], Replay],
     *,
     say: Callable[[str], None] = lambda _: None,
+    accept_torch_source: bool = False,
 ) -> tuple[dict[str, bytes], Mapping[str, Any]]:
     """Return the raw parts of an artifact and the build facts for its manifest.
 
     If `serve_warm.compile` was used, this replays the inputs again and makes an entry for each kind
     of call. `report` is the report from the time of the proof; `new_replay` returns a replay of the
-    same inputs. `say` is called with a description of each step.
+    same inputs. `say` is called with a description of each step. `accept_torch_source` allows a
+    torch whose private functions were not tested.
     """
     facts = dict(build_facts(report))
     entries: dict[str, Mapping[str, bytes]] = {}
     if SESSION.has_callables():
-        with building() as build:
+        with building(accept_torch_source=accept_torch_source) as build:
             kinds = {(use.callable, use.call) for use in SESSION.uses()}
             build.tell = _Steps(len(kinds), say).tell
             if any(each.level == LIBRARY_LEVEL for each in SESSION.dispatchers):
@@ -68,6 +71,8 @@ async def pack(
             if table.has_entries(level):
                 entries[name] = table.to_files(level)
         facts["entries"] = table.described()
+        if accepted := build.torch_source.accepted():
+            facts[ACCEPTED] = accepted
     say("packing the caches")
     return pack_parts(cache_directory, entries), facts
 

@@ -290,7 +290,9 @@ class Warmup:
         declared = self._prepared.inputs
         self.journal.log_compile(event, lambda event: self._replica.suggest(event, declared))
 
-    async def pack(self) -> tuple[dict[str, bytes], Mapping[str, Any]]:
+    async def pack(
+        self, *, accept_torch_source: bool = False
+    ) -> tuple[dict[str, bytes], Mapping[str, Any]]:
         """Return the raw parts of an artifact and its build facts. Call this after `run()`."""
         with self._join() as self._proof.ranks:
             try:
@@ -301,6 +303,7 @@ class Warmup:
                         self._prepared, Deadline(self._config.deadline_s)
                     ),
                     say=self._say,
+                    accept_torch_source=accept_torch_source,
                 )
                 varied = self._proof.digest_of(self._prepared.inputs)
                 return parts, {**facts, VARIED: varied}

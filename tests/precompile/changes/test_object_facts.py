@@ -215,6 +215,23 @@ def test_new_code_of_a_method_is_noticed_within_a_second(layer, started_with):
     torch.testing.assert_close(changed.value, expected)
 
 
+def test_a_flag_is_noticed_within_a_second(layer, started_with):
+    """No object here stays long enough to have a watch that reads the flags."""
+    clock = SimpleNamespace(now=0.0)
+    with started_with(Plain, clock=lambda: clock.now), eager_below():
+        serve(Plain, layer)
+        torch.backends.mkldnn.set_flags(False)
+        try:
+            clock.now += 1.1
+            changed = served(lambda: Plain(layer).run(rows()))
+        finally:
+            torch.backends.mkldnn.set_flags(True)
+        clock.now += 1.1
+        restored = served(lambda: Plain(layer).run(rows()))
+
+    assert (changed.level, restored.level) == (1, 2)
+
+
 def _replace_layer(each: Any) -> None:
     each.layer = nn.Sequential(linear())
 

@@ -291,7 +291,7 @@ def test_large_weights_are_not_kept_twice():
         model(torch.ones(1, 512, dtype=torch.bfloat16))
     large = [each for each in mode._shadows.values() if each._tensor.numel() == 512 * 512]
     assert len(large) == 4
-    assert all(each._kept is None and each._weak.expired() for each in large)
+    assert all(each._kept is None and each._alive() is None for each in large)
 
 
 def test_other_threads_are_not_affected():
