@@ -19,10 +19,10 @@ from starlette.routing import BaseRoute
 from compiled import compiled, double
 from serve_warm import Input, WarmupMixin
 from serve_warm.compiler.compiled_objects import find_compiled
+from serve_warm.private_apis import ray_serve
 from serve_warm.replica.replay.narrow import vary, vary_batches
 from serve_warm.replica.replay.other_values import list_other_values, other_number
 from serve_warm.replica.replay.routes import Routes
-from serve_warm.replica.serve import calls as serve_calls
 from serve_warm.replica.serve.calls import ServeCalls
 from starts import process  # noqa: F401 - a fixture
 
@@ -198,7 +198,7 @@ class Counting:
 def test_the_largest_batch_is_found(
     owner: Any, limit: int | None, largest: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(serve_calls, "max_ongoing_requests", lambda: limit)
+    monkeypatch.setattr(ray_serve, "max_ongoing_requests", lambda: limit)
     assert ServeCalls.largest_batch(SimpleNamespace(owner=owner)) == largest  # type: ignore[arg-type]
 
 
