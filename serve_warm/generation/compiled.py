@@ -75,7 +75,7 @@ def compile_generation(
     check = step_check.StepCheck(
         model, raw, decoder, positions=needs.form.positions, features=needs.features
     )
-    return served.serve(model, decoder, cache, check)
+    return served.serve(model, decoder, cache, check, describe_copy)
 
 
 def describe_copy(served: Any) -> tuple[Any, ...]:

@@ -150,6 +150,7 @@ class CompiledGeneration:
     _serve_warm_buffers: SlotCache
     _serve_warm_local: threading.local
     _serve_warm_check: StepCheck
+    _serve_warm_describe_copy: Callable[[CompiledGeneration], tuple[Any, ...]]
 
     def __copy__(self) -> CompiledGeneration:
         # A shallow copy shares the model, the steps and their cache.
@@ -158,9 +159,7 @@ class CompiledGeneration:
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from serve_warm.generation.compiled import describe_copy
-
-        return describe_copy(self)
+        return self._serve_warm_describe_copy(self)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate as the original model does, but with compiled steps.
@@ -324,10 +323,17 @@ class CompiledGeneration:
             rows.close()
 
 
-def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache, check: StepCheck) -> Any:
+def serve(
+    model: Any,
+    decoder: CachedDecoder,
+    buffers: SlotCache,
+    check: StepCheck,
+    describe_copy: Callable[[Any], tuple[Any, ...]],
+) -> Any:
     """Return an object like `model`, but with a `generate` that uses `decoder`'s steps.
 
-    `check` compares the steps with the model before they are compiled.
+    `check` compares the steps with the model before they are compiled. `describe_copy` returns what
+    `__reduce__` of the object has to return.
     """
     check.find_equal_lengths()
     kind = type(model)
@@ -354,6 +360,7 @@ def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache, check: StepChe
     vars(served)["_serve_warm_buffers"] = buffers
     vars(served)["_serve_warm_local"] = threading.local()
     vars(served)["_serve_warm_check"] = check
+    vars(served)["_serve_warm_describe_copy"] = describe_copy
     return served
 
 
