@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
@@ -117,6 +117,72 @@ class Journal:
         self.error = ""
         self._is_updating = False
         self._stage_lock = threading.RLock()
+
+    # What the stages found ------------------------------------------------------------------------
+
+    def begin(self, *, is_compiler_from_app: bool) -> None:
+        """Record that the warm-up begins, and whether the app has imported torch's compiler."""
+        self.started_unix = time.time()
+        self.is_compiler_from_app = is_compiler_from_app
+
+    def end(self, *, to_proof_s: float, cpu_s: float) -> None:
+        """Record how long the way to the proof took, also if it failed."""
+        self.to_proof_s, self.cpu_s = to_proof_s, cpu_s
+
+    def note_early_compiles(self, frames: int) -> None:
+        """Record how many frames were compiled in `__init__`."""
+        self.compiled_early = frames
+
+    def note_inputs(self, inputs: Sequence[Input]) -> None:
+        """Record the inputs to replay."""
+        self.inputs = inputs
+
+    def note_fingerprint(self, fingerprint: Fingerprint) -> None:
+        """Record the fingerprint that artifacts are compared with."""
+        self.fingerprint = fingerprint
+
+    def note_artifact(self, use: ArtifactUse, verdict: Verdict | None = None) -> None:
+        """Record how the artifact is used, and the verdict if that decides it."""
+        self.artifact = use
+        self.verdict = verdict or self.verdict
+
+    def note_loaded(self, *, narrow: Sequence[str], unvaried: Sequence[str], varied: str) -> None:
+        """Record that the artifact is loaded, and what its build said about the inputs.
+
+        The verdict stays unless the replay finds compiles.
+        """
+        self.verdict = Verdict.FULL_HIT
+        self.note_coverage(narrow=narrow, unvaried=unvaried)
+        self.varied = varied
+
+    def note_coverage(
+        self, *, narrow: Sequence[str] | None = None, unvaried: Sequence[str] | None = None
+    ) -> None:
+        """Record what the inputs do not cover, and what could not be varied, each line once."""
+        if narrow is not None:
+            self.narrow = tuple(dict.fromkeys(narrow))
+        if unvaried is not None:
+            self.unvaried = tuple(dict.fromkeys(unvaried))
+
+    def note_varied(self, digest: str) -> None:
+        """Record the digest of the code and inputs that were varied."""
+        self.varied = digest
+
+    def follow(self, progress: Progress) -> None:
+        """Report the progress of a replay from now on."""
+        self.progress = progress
+
+    def follow_checks(self, checks: Checks | None) -> None:
+        """Report the checks of entries from now on; None if the entries are not used any more."""
+        self.checks = checks
+
+    def degrade(self, reason: str) -> None:
+        """Record why the replica serves although something is not as it should be."""
+        self.degraded.append(reason)
+
+    def forget_reasons(self, *beginnings: str) -> None:
+        """Forget the reasons for being degraded that begin with one of these texts."""
+        self.degraded = [each for each in self.degraded if not each.startswith(beginnings)]
 
     # Stages -------------------------------------------------------------------------------------
 
@@ -228,14 +294,16 @@ class Journal:
         """Return what the warm-up compiled and captured."""
         return self._span.warmup
 
-    def end_warmup(self) -> None:
+    def end_warmup(self, lasting_threads: Collection[int]) -> None:
         """From now on, count compiles as part of traffic.
 
         Also add warnings about what the warm-up compiled, and update the verdict.
+        `lasting_threads` are the native ids of the threads that live as long as the replica.
         """
         if isinstance(self._span, _Serving):
             return
         self._span = serving = _Serving.after(self._span)
+        self.traffic_log.lasting = set(lasting_threads)
         counts, events = serving.warmup, watch_process().events()
         if self.compiled_early:
             self.warn(

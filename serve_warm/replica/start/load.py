@@ -109,7 +109,7 @@ class Loading(Step):
             use = ArtifactUse(
                 store=redact(uri), source=kind_of(uri), reason=f"not loaded: {switch}"
             )
-            self._journal.artifact = use
+            self._journal.note_artifact(use)
         elif uri is not None and prepared.fingerprint is not None:
             loaded = await self._load_from(
                 uri, prepared.fingerprint, prepared.compiles_with, deadline
@@ -167,14 +167,15 @@ class Loading(Step):
         self, uri: str, fingerprint: Fingerprint, compiles_with: CompilesWith, deadline: Deadline
     ) -> Loaded:
         journal = self._journal
-        journal.artifact = ArtifactUse(store=redact(uri), source=kind_of(uri))
+        journal.note_artifact(ArtifactUse(store=redact(uri), source=kind_of(uri)))
         try:
             journal.enter(Stage.PULLING)
             wanted = prefetch.ArtifactRequest.of(
                 self._config, deployment=self._replica.deployment, trust=self._replica.trust()
             )
             pulled, taken = await self._pull(uri, wanted, fingerprint, deadline)
-            journal.artifact = used = _use_of(uri, pulled)
+            used = _use_of(uri, pulled)
+            journal.note_artifact(used)
             try:
                 remember_newest = check_time(pulled, wanted, journal.warn)
             except ServeWarmError:
@@ -199,12 +200,12 @@ class Loading(Step):
             loaded = self._put_aside(Verdict.REFUSED, refusal)
             self._start_cold(Verdict.REFUSED, refusal, self._config.on_refused)
             return loaded
-        # This stays the verdict unless the replay finds compiles.
-        journal.verdict = Verdict.FULL_HIT
         facts = pulled.chosen.manifest.facts
-        journal.narrow = tuple(map(str, facts.get(NARROW) or ()))[:MOST_LINES]
-        journal.unvaried = tuple(map(str, facts.get(UNVARIED) or ()))[:MOST_LINES]
-        journal.varied = str(facts.get(VARIED) or "")
+        journal.note_loaded(
+            narrow=[*map(str, facts.get(NARROW) or ())][:MOST_LINES],
+            unvaried=[*map(str, facts.get(UNVARIED) or ())][:MOST_LINES],
+            varied=str(facts.get(VARIED) or ""),
+        )
         remember_newest()
         return Loaded(verdict=Verdict.FULL_HIT, artifact=used, has_libraries=has_libraries)
 
@@ -349,9 +350,7 @@ class Loading(Step):
 
     def _put_aside(self, verdict: Verdict, error: ServeWarmError) -> Loaded:
         """Discard the loaded artifact, and return a result that contains the reason."""
-        journal = self._journal
-        journal.verdict = verdict
-        journal.artifact = unused = ArtifactUse(
+        unused = ArtifactUse(
             store=redact(str(self._config.artifact)),
             source=kind_of(str(self._config.artifact)),
             statement=error.statement if verdict is Verdict.REFUSED else "",
@@ -359,6 +358,7 @@ class Loading(Step):
             refused=error.reason if isinstance(error, ArtifactRefused) else "",
             trace=_lines(error.trace),
         )
+        self._journal.note_artifact(unused, verdict)
         # Do not use the files written so far.
         self._caches.begin_anew()
         isa_checks().give({})

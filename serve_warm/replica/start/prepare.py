@@ -103,7 +103,8 @@ class Preparation(Step):
                 prepare_compiler(self._start)
                 self._need_compiler(arguments)
             self._warn_of_remote_caches()
-            journal.compiled_early = unwatched_compiles() - self._replica.unwatched_compiles_before
+            before = self._replica.unwatched_compiles_before
+            journal.note_early_compiles(unwatched_compiles() - before)
             inputs = await self.ask_inputs(deadline)
             await self._plan_together(inputs, ranks, deadline)
             journal.begin_counting()
@@ -111,9 +112,10 @@ class Preparation(Step):
             fingerprint = None
             # Reading the fingerprint would import torch, which a router does not need.
             if "torch" in sys.modules or self._config.artifact is not None:
-                fingerprint = journal.fingerprint = await self._fingerprint(
+                fingerprint = await self._fingerprint(
                     arguments, needs_compiler=with_ != "libraries"
                 )
+                journal.note_fingerprint(fingerprint)
         return Prepared(inputs=inputs, fingerprint=fingerprint, compiles_with=with_)
 
     def _compiles_with(self, arguments: Mapping[str, str]) -> CompilesWith:
@@ -200,7 +202,8 @@ class Preparation(Step):
         if deadline.left() < 0:  # it blocked the event loop, so no timeout fired
             raise late
         inputs = sort_by_size(declared, of=type(self._replica.owner).__name__)
-        self._journal.inputs = inputs  # before the check, whose error is easier to read with them
+        # Before the check, whose error is easier to read with them.
+        self._journal.note_inputs(inputs)
         self._replica.check(inputs)
         return inputs
 

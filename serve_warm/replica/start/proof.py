@@ -108,6 +108,10 @@ class Proof(Step):
         of the last replay."""
         self.ranks = ranks.Ranks()
 
+    def join(self, group: ranks.Ranks) -> None:
+        """Replay together with these ranks from now on."""
+        self.ranks = group
+
     def overdue(self) -> WarmupTimeout | None:
         """Return an error if the current replay is late, else None. Any thread may call this."""
         return self._replays[-1].overdue() if self._replays else None
@@ -157,7 +161,8 @@ class Proof(Step):
         if not calls.entered:
             return prepared
         logger.info("the health check runs compiled code, so it is replayed like an input")
-        self._journal.inputs = inputs = (*prepared.inputs, item)
+        inputs = (*prepared.inputs, item)
+        self._journal.note_inputs(inputs)
         return dataclasses.replace(prepared, inputs=inputs)
 
     async def replay_and_compare(self, prepared: Prepared, deadline: Deadline) -> None:
@@ -195,7 +200,7 @@ class Proof(Step):
         self._begin_checks()
         replay = self.new_replay(prepared, deadline)
         self._replays.append(replay)
-        journal.progress = replay.progress
+        journal.follow(replay.progress)
         journal.enter(Stage.REPLAYING)
         with journal.timed(Stage.REPLAYING):
             is_quiet = await self._until_quiet(replay)
@@ -216,20 +221,18 @@ class Proof(Step):
         self._replays = [replay]
 
         def leave_ready() -> None:
-            journal.progress = progress
+            journal.follow(progress)
             journal.leave_ready()
 
         watch_process().on_begin = leave_ready
         if journal.stage is not Stage.READY:  # the user's method has compiled
-            journal.progress = progress
+            journal.follow(progress)
         try:
             await replay.prove()
         finally:
             progress.threads = before.threads  # requests have called on other threads
-            journal.progress = progress
-        journal.degraded = [
-            each for each in journal.degraded if not each.startswith((UNCOVERED, LATE_UPDATE))
-        ]
+            journal.follow(progress)
+        journal.forget_reasons(UNCOVERED, LATE_UPDATE)
         self._judge_coverage(progress)
         self.look_at_build(prepared.inputs)
 
@@ -249,14 +252,16 @@ class Proof(Step):
     def _begin_checks(self) -> None:
         # Ranks that compute together would need to check the same call at the same time.
         if self._journal.checks is None and self.ranks.size == 1:
-            self._journal.checks = SESSION.begin_checks(
-                one_in=self._config.eager_one_in,
-                can_compile=_can_compile,
-                on_failure=self._note_withdrawn,
+            self._journal.follow_checks(
+                SESSION.begin_checks(
+                    one_in=self._config.eager_one_in,
+                    can_compile=_can_compile,
+                    on_failure=self._note_withdrawn,
+                )
             )
 
     def _note_withdrawn(self, failure: str) -> None:
-        self._journal.degraded.append(f"parity: {failure}")
+        self._journal.degrade(f"parity: {failure}")
         self._journal.tell()
 
     async def withdraws_entries(self) -> bool:
@@ -286,7 +291,7 @@ class Proof(Step):
         journal = self._journal
         is_other = journal.varied not in ("", self.digest_of(inputs))
         lines = [line for line in journal.unvaried if line != OTHER_BUILD]
-        journal.unvaried = (*lines, *[OTHER_BUILD] * is_other)
+        journal.note_coverage(unvaried=[*lines, *[OTHER_BUILD] * is_other])
 
     def digest_of(self, inputs: Sequence[Input]) -> str:
         """Return the digest of what decides which other calls compile."""
@@ -306,9 +311,11 @@ class Proof(Step):
         varied, opaque = self._vary(inputs)
         found, unknown = await self._replays[-1].find_narrow(batches, "sizes of batches", passes=1)
         more, not_tried = await self._replays[-1].find_narrow(varied, "variations", passes=2)
-        self._journal.narrow = tuple(dict.fromkeys(each.axes for each in [*found, *more]))
-        self._journal.unvaried = tuple(dict.fromkeys([*opaque, *odd, *unknown, *not_tried]))
-        self._journal.varied = self.digest_of(inputs)
+        self._journal.note_coverage(
+            narrow=[each.axes for each in [*found, *more]],
+            unvaried=[*opaque, *odd, *unknown, *not_tried],
+        )
+        self._journal.note_varied(self.digest_of(inputs))
         for each in self._journal.narrow:
             logger.warning("the inputs are narrow: %s: %s", each, advise_on_narrow(each))
         if (batches or varied) and progress.proven:
@@ -357,8 +364,7 @@ class Proof(Step):
             elif line not in narrow:
                 logger.warning("the inputs are narrow: %s: %s", line, advise_on_narrow(line))
                 narrow.append(line)
-        self._journal.narrow = tuple(narrow)
-        self._journal.unvaried = tuple(dict.fromkeys(unvaried))
+        self._journal.note_coverage(narrow=narrow, unvaried=unvaried)
 
     def look_for_uncalled(self) -> None:
         """Record the compiled objects of the application that no input calls.
@@ -378,7 +384,8 @@ class Proof(Step):
             if each not in journal.narrow:
                 logger.warning("the inputs are narrow: %s: %s", each, advise_on_narrow(each))
         # The artifact has the lines of its build, whose inputs may have been others.
-        journal.narrow = (*(each for each in journal.narrow if UNCALLED not in each), *found)
+        others = [each for each in journal.narrow if UNCALLED not in each]
+        journal.note_coverage(narrow=[*others, *found])
         methods = find_uncalled_methods(owner, compiled, self._replica.called_methods)
         lines = [f"{METHOD}{excerpt(name)}()" for name in methods[:MOST_UNCALLED]]
         lines += [f"{METHOD}{len(methods)} in all"] * (len(methods) > MOST_UNCALLED)
@@ -387,7 +394,7 @@ class Proof(Step):
             lines.append(IDLE_HEALTH_CHECK)
         # The artifact has the lines of its build, whose methods may have been others.
         kept = (each for each in journal.unvaried if not each.startswith((METHOD, HEALTH_CHECK)))
-        journal.unvaried = (*kept, *lines)
+        journal.note_coverage(unvaried=[*kept, *lines])
 
     # The verdict -------------------------------------------------------------------------------
 
@@ -457,7 +464,7 @@ class Proof(Step):
         text = f"{len(unproven)} of {of} inputs are not proven warm; {names} {why}"
         if self._config.on_unproven == "fail":
             raise NotProven(text, hint="or set on_unproven: serve", stage=Stage.PROVING.value)
-        self._journal.degraded.append(f"{UNCOVERED}{text}")
+        self._journal.degrade(f"{UNCOVERED}{text}")
         logger.warning(
             "the replica serves with unproven inputs, because on_unproven is 'serve': %s", text
         )

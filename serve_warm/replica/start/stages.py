@@ -129,10 +129,9 @@ class Warmup:
             OSError: no private directory can be made for torch's caches.
         """
         journal = self.journal
-        journal.started_unix = time.time()
+        journal.begin(is_compiler_from_app=is_imported())
         start = time.perf_counter()
         deadline = Deadline(self._config.deadline_s)
-        journal.is_compiler_from_app = is_imported()
         if self._prefetched is not None:
             self._prefetched.init_ended()
         try:
@@ -146,24 +145,24 @@ class Warmup:
                     "the replica serves after its deadline, because on_deadline is 'serve': %s",
                     error,
                 )
-            journal.to_proof_s = time.perf_counter() - start
         finally:
+            to_proof_s = time.perf_counter() - start
             if self._prefetched is not None:
                 self._prefetched.drop()  # no effect if the start took the artifact
-            journal.cpu_s = cpu_seconds()
+            journal.end(to_proof_s=to_proof_s, cpu_s=cpu_seconds())
             raised = sys.exc_info()[1]
             if raised is not None:
                 # Any exception ends this start, even an exception of user code, and readers of the
                 # state file must see it.
-                journal.to_proof_s = time.perf_counter() - start
                 journal.fail(raised)
 
     async def _reach_proof(self, deadline: Deadline) -> None:
         loading, proof = Loading(self._start), self._proof
-        with self._watch_deadline(deadline), self._join() as proof.ranks, _startup_objects_frozen():
-            prepared = await Preparation(self._start).prepare(proof.ranks, deadline)
+        with self._watch_deadline(deadline), self._join() as group, _startup_objects_frozen():
+            proof.join(group)
+            prepared = await Preparation(self._start).prepare(group, deadline)
             self._prepared = prepared
-            loaded = await loading.load(prepared, proof.ranks, deadline)
+            loaded = await loading.load(prepared, group, deadline)
             self._prepared = prepared = await proof.add_health_check(prepared, deadline)
             try:
                 await proof.replay_and_compare(prepared, deadline)
@@ -172,7 +171,7 @@ class Warmup:
                 if refusal is None:
                     raise
                 await loading.go_on_without(refusal, prepared)
-                self.journal.checks = None  # the entries are no longer used
+                self.journal.follow_checks(None)
                 await proof.replay_and_compare(prepared, deadline)
             if loaded.verdict is Verdict.FULL_HIT:  # an artifact has the build's result
                 proof.look_at_build(prepared.inputs)
@@ -184,7 +183,7 @@ class Warmup:
             proof.judge(loaded.missing)
             self._refuse_partial()
             # Ranks become ready together, because a first request would wait for the other ranks.
-            await proof.ranks.agree("being ready", None, timeout_s=deadline.left())
+            await group.agree("being ready", None, timeout_s=deadline.left())
 
     def _refuse_partial(self) -> None:
         """Raise WarmupFailed if the artifact has gaps, and `on_partial` is `fail`."""
@@ -205,8 +204,7 @@ class Warmup:
         journal = self.journal
         if journal.stage is Stage.READY:
             return journal.report()
-        journal.end_warmup()
-        journal.traffic_log.lasting = self._replica.serving_threads()
+        journal.end_warmup(self._replica.serving_threads())
         # The deadline may have passed before counting began. Count compiles in traffic anyway.
         seen = watch_process()
         seen.on_event = self._note_in_traffic
@@ -240,7 +238,7 @@ class Warmup:
                 if not self._serves_late():
                     raise
                 logger.warning("%s", error)
-                journal.degraded.append(f"{LATE_UPDATE}{error.message}")
+                journal.degrade(f"{LATE_UPDATE}{error.message}")
             finally:
                 raised = sys.exc_info()[1]
                 if raised is not None:  # Serve replaces the replica, unless only its rank changed
@@ -294,7 +292,8 @@ class Warmup:
         self, *, accept_torch_source: bool = False
     ) -> tuple[dict[str, bytes], Mapping[str, Any]]:
         """Return the raw parts of an artifact and its build facts. Call this after `run()`."""
-        with self._join() as self._proof.ranks:
+        with self._join() as group:
+            self._proof.join(group)
             try:
                 parts, facts = await pack(
                     self.report(),

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import dataclasses
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +28,7 @@ from serve_warm.config import WarmupConfig
 from serve_warm.errors import ConfigError, ReplayFailed, ServeWarmError
 from serve_warm.inputs import Input, InputSignature
 from serve_warm.precompile.facts.names import describe_tensor
+from serve_warm.replica.record import journal as journal_module
 from serve_warm.replica.record import traffic_log
 from serve_warm.replica.record.journal import LOG_PREFIX
 from serve_warm.replica.start.stages import Warmup
@@ -45,6 +48,21 @@ from starts import (  # noqa: F401 - fixtures
 
 
 # --- the order -----------------------------------------------------------------------------
+def test_only_the_journal_writes_its_fields():
+    """Stages call methods, which say what happened, and keep fields that belong together."""
+    written = re.compile(r"(self\.)?_?journal\.\w+(\.\w+)*")
+    found = [
+        f"{path.name}:{node.lineno}"
+        for path in Path(journal_module.__file__).parents[1].rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and written.fullmatch(ast.unparse(node))
+    ]
+
+    assert found == []
+
+
 def test_the_report_says_who_and_what():
     """Identity, versions, times and threads of the start; as JSON it is plain data."""
     report = warm_up(StandIn()).report()
