@@ -20,6 +20,7 @@
 #   make readiness tries 75 applications that could be READY too early; ARGS='--minutes 8 NAME'
 #   make false-narrow  warms 100 right models up, none of which may be narrow
 #   make architectures  tries levels 2 and 3 on 100 models, in pieces; ARGS='--minutes 8 NAME'
+#   make set-orders  counts the models whose trace iterates over a set, in ten minutes
 #   make more-architectures  the same for a second list of 30 models
 #   make images    builds the images, and starts the baked one; needs root and half an hour
 #   make stress    tests that take minutes: searches for races, and long forms of other tests
@@ -37,7 +38,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup preflight lock demo demo-s3 unit test test-long coverage check bench gpu stress matrix upstream images soundness yardstick readiness false-narrow architectures more-architectures seats release-check clean
+.PHONY: setup preflight lock demo demo-s3 unit test test-long coverage check bench gpu stress matrix upstream images soundness yardstick readiness false-narrow architectures set-orders more-architectures seats release-check clean
 
 setup: $(READY)
 
@@ -219,6 +220,10 @@ false-narrow: $(MODELS)/.ready
 
 architectures: $(MODELS)/.ready
 	$(MODELS)/bin/python tests/architectures.py --json $(RESULTS)/architectures.json $(ARGS)
+
+# Counts the models that have an entry only because a build traces them with other orders of sets.
+set-orders: $(MODELS)/.ready
+	$(MODELS)/bin/python tests/benchmarks/bench_set_orders.py --json $(RESULTS)/set_orders.json
 
 more-architectures: $(MODELS)/.ready
 	$(MODELS)/bin/python tests/architectures.py --second --json $(RESULTS)/more_architectures.json $(ARGS)

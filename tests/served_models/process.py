@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that makes, loads or compiles rows of the table, each in its own fork.
 
-    python process.py make|load|compile
+    python process.py make|load|compile|trace
 
 It reads one question per line, `{"name", "level", "folder", "limit_s"}`, and prints one answer per
 line. A fork shares nothing with other rows except the imports before it. Making and loading run in
@@ -31,6 +31,8 @@ import serve_warm
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile import building
 from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.trace.dynamo_hooks import all_guarded
+from serve_warm.precompile.trace.set_orders import Orders
 from served_models.rows import DYNAMIC, Row
 from served_models.table import ROWS, SECOND
 
@@ -118,6 +120,21 @@ def compile_cold(row: Row, level: int, folder: Path) -> dict[str, Any]:
     return {"torch_compile_s": round(time.perf_counter() - began, 2)}
 
 
+def trace(row: Row, level: int, folder: Path) -> dict[str, Any]:
+    """Return over how many sets the first call of a row iterates, in an order of their own.
+
+    Nothing is compiled. A trace without an entry, such as one with a graph break, fails.
+    """
+    del level, folder
+    model, target = _model_of(row)
+    given, orders = _inputs_of(row, model, 0), Orders()
+    settings = {"allow_rnn": True, "specialize_float": True}
+    with torch.inference_mode(), all_guarded(orders.begin), torch._dynamo.config.patch(settings):
+        compiled = torch.compile(target, backend="eager", fullgraph=True, dynamic=False)
+        _call(compiled, given)
+    return {"sets": orders.sets}
+
+
 @contextlib.contextmanager
 def _entries_only() -> Iterator[None]:
     with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
@@ -183,6 +200,7 @@ DO: dict[str, Callable[[Row, int, Path], dict[str, Any]]] = {
     "make": make,
     "load": load,
     "compile": compile_cold,
+    "trace": trace,
 }
 
 
