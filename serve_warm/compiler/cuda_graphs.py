@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs: counting and timing of captures, and reasons for skips.
+"""Captures of CUDA graphs: counts, times, reasons for skips, and what happens if one fails.
 
 Graphs cannot be cached, so every process captures its own graphs. Inductor's graph trees need two
 calls to a function: the first runs eagerly in the memory pool of the graphs, and the second is

@@ -286,7 +286,7 @@ def _hook_triton(note: Callable[[CompileEvent], None], autotuner: ModuleType) ->
     # Triton before 3.3 does not store autotuning results.
     is_stored = patches.replace("Autotuner.check_disk_cache", functools.partial(_time_check, note))
     if is_stored and hasattr(autotuner, "knobs"):
-        patches.replace("Autotuner.cache_results", lambda _: _Kept(autotuner.knobs))
+        patches.replace("Autotuner.cache_results", lambda _: _AlwaysCached(autotuner.knobs))
 
 
 def _time_check(
@@ -304,7 +304,7 @@ def _time_check(
     return check_disk_cache
 
 
-class _Kept:
+class _AlwaysCached:
     """Replaces `cache_results` on every `Autotuner`, so that Triton stores all results.
 
     The replacement is set on the class, because most instances already exist at this time:
@@ -354,7 +354,7 @@ def relocate(cache_directory: Path) -> None:
         new.replace(group)
 
 
-class Built:
+class KernelCount:
     """Counts the kernels that are built into a cache directory after `look_at` is called.
 
     Changing to another directory does not reset the count.

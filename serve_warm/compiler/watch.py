@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The watch, which counts this process's compiles and records the reason for each.
+"""The watch, which counts this process's compiles, says why, and refuses them in traffic.
 
 One hook is enough to see every compile. For each call of a compiled function,
 `torch._dynamo.eval_frame._callback_from_stance` returns the callback that runs if no compiled
@@ -15,9 +15,7 @@ its target module is imported, before any code can use that module.
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
-import linecache
 import logging
 import re
 import threading
@@ -32,6 +30,7 @@ from typing import Any
 from serve_warm._records import record
 from serve_warm._redaction import describe_error, hide_texts
 from serve_warm.compiler import cpp_commands, cuda_graphs, evidence, triton_kernels
+from serve_warm.compiler.branches import Branches
 from serve_warm.compiler.imports import when_imported
 from serve_warm.compiler.switches import find_switch
 from serve_warm.inputs import InputSignature
@@ -81,7 +80,7 @@ class CompileCounter:
         self._lock = threading.Lock()
         self._sums: dict[str, Any] = defaultdict(int)
         """Fields of `Counts` that are not 0."""
-        self._built = triton_kernels.Built()
+        self._built = triton_kernels.KernelCount()
         self._owners: dict[CodeType, dict[int, Callable[[], Any]]] = {}
         self._events: deque[CompileEvent] = deque(maxlen=EVENTS_KEPT)
         self.compiling = 0
@@ -89,11 +88,8 @@ class CompileCounter:
         self.fallen: dict[int, CodeType] = {}
         """Code that reached its recompile limit and now runs eagerly, keyed by the id of the code
         object."""
-        self.untaken: dict[int, CodeType] = {}
-        """Code after a graph break that has not run yet, keyed by the id of the code object. If the
-        code before the break has run, this is a branch that no call took."""
-        self.read_values = _ReadValues()
-        """Values that code reads from tensors, and for which it was compiled."""
+        self.branches = Branches()
+        """The ways in which compiled code can go on after a graph break."""
         self.given_up: dict[str, str] = {}
         """Functions that torch was asked to compile and runs eagerly, with the reason."""
         self.compiled: set[tuple[str, ...]] = set()
@@ -108,23 +104,6 @@ class CompileCounter:
         self.forbidden: Callable[[CompileEvent], BaseException] | None = None
         """If set, serve_warm prevents each compile, and raises the exception that this function
         returns."""
-
-    def take_untaken_branches(self) -> dict[str, str]:
-        """Return where the branches begin that no call took, each with its file's path.
-
-        The keys have the form `app.py:31, in forward`. A Python value that a function reads from a
-        tensor is a branch, too, if all calls had the same one. Each branch is returned once,
-        because another warm-up in this process has other inputs.
-        """
-        untaken, self.untaken = self.untaken, {}
-        read, self.read_values = self.read_values, _ReadValues()
-        found = read.list_constant()
-        for code in untaken.values():
-            named = RESUME_NAME.fullmatch(code.co_name)
-            if named is not None:
-                where = f"{Path(code.co_filename).name}:{named[2]}, in {named[1]}"
-                found[where] = code.co_filename
-        return dict(sorted(found.items()))
 
     def why_another(self, frame: Any) -> str:
         """Note whose method a compiled frame is, and return why it compiles again, if that is why.
@@ -211,7 +190,7 @@ class CompileCounter:
             self._sums["compiler_s"] += seconds
 
 
-class _Watched:
+class _WatchedCallback:
     """Wraps a Dynamo callback, and reports to the watch. The wrapper is stored on the callback."""
 
     def __init__(self, callback: Any, seen: CompileCounter) -> None:
@@ -232,7 +211,7 @@ class _Watched:
             event = _event("forbidden", frame, reason=reason)
             seen.note(event)
             raise forbidden(event)
-        seen.untaken.pop(id(frame.f_code), None)
+        seen.branches.note_run(frame.f_code)
         if on_begin is not None and dynamo.would_compile(frame):
             on_begin()
         start = time.perf_counter()
@@ -241,8 +220,10 @@ class _Watched:
         seconds = time.perf_counter() - start
         if result.guarded_code is not None:
             _count_runs(frame.f_globals, result.guarded_code.code)
-            _note_resumes(seen, frame.f_globals, result.guarded_code.code)
-            seen.read_values.note(frame.f_code, result.guarded_code.guard_manager)
+            made = result.guarded_code
+            seen.branches.note_compiled(
+                frame.f_code, made.code, made.guard_manager, frame.f_globals
+            )
             reason = dynamo.recompile_reason()
             kind = "recompile" if reason else "compile"
             reason = seen.why_another(frame) or evidence.why_below() or why or reason
@@ -274,91 +255,6 @@ def _count_runs(names: dict[str, Any], code: CodeType) -> None:
         graph = names.get(name) if name.startswith(GRAPH) else None
         if graph is not None and getattr(graph, "__code__", None) is not _RUN_CODE:
             names[name] = _record_runs(graph)
-
-
-RESUMED = "__resume_at"
-"""How the names begin under which Dynamo stores the code after a graph break (private; 2.11 to
-2.15)."""
-
-
-def _note_resumes(seen: CompileCounter, names: Mapping[str, Any], code: CodeType) -> None:
-    for name in code.co_names:
-        resumed = getattr(names.get(name), "__code__", None) if name.startswith(RESUMED) else None
-        if resumed is not None and not _only_raises(resumed):
-            seen.untaken[id(resumed)] = resumed
-
-
-RESUME_NAME = re.compile(r"torch_dynamo_resume_in_(.*)_at_(\d+)")
-"""The name of code after a graph break, with the function and the line (private; 2.11 to 2.15)."""
-
-READS = re.compile(r"\b(?:bool|int|float)\(|\.(?:item|tolist)\(")
-"""What a line contains that reads a Python value from a tensor."""
-
-EQUALS = re.compile(r"L\['(\w+)'\]((?:\[\d+\])*) == (.+)", re.DOTALL)
-"""A guard on the value of a local variable (private; 2.11 to 2.15)."""
-
-
-class _ReadValues:
-    """The Python values for which the code after graph breaks was compiled.
-
-    `positive = bool(x.sum() > 0)` breaks the graph, and the code after it holds for one value. An
-    argument of the function is not such a value, because its caller chooses it.
-    """
-
-    def __init__(self) -> None:
-        self._arguments: dict[tuple[str, str], frozenset[str]] = {}
-        self._values: dict[tuple[str, str, int, str], set[str]] = {}
-        self._reading: set[tuple[str, str]] = set()
-
-    def note(self, code: CodeType, guards: Any) -> None:
-        """Note the guards of newly compiled code."""
-        named = RESUME_NAME.fullmatch(code.co_name)
-        if named is None:
-            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            self._arguments[code.co_filename, code.co_name] = frozenset(names)
-            return
-        function, line = (code.co_filename, named[1]), int(named[2])
-        if READS.search(linecache.getline(code.co_filename, line)):
-            self._reading.add(function)
-        below = linecache.getline(code.co_filename, line + 1)
-        if below.lstrip().startswith("raise "):
-            return  # the other side compiles nothing
-        now: dict[str, str] = {}
-        for part in getattr(guards, "code_parts", ()):
-            match = EQUALS.fullmatch(part)
-            if match is not None and match[1] not in self._arguments.get(function, ()):
-                now[match[1] + match[2]] = match[3]
-        for place in [*now, *(each[3] for each in self._values if each[:3] == (*function, line))]:
-            # Without a guard, the code holds for each value.
-            self._values.setdefault((*function, line, place), set()).add(now.get(place, ""))
-
-    def list_constant(self) -> dict[str, str]:
-        """Return the values that could have been others, in the form of untaken branches."""
-        found = {}
-        for (file, function, line, place), values in self._values.items():
-            is_covered = "" in values or {"True", "False"} <= values
-            if (file, function) in self._reading and not is_covered:
-                name = "its value" if place.startswith("___stack") else place
-                shown = " or ".join(sorted(values)[:4])
-                found[f"{Path(file).name}:{line}, in {function}, where {name} was {shown}"] = file
-        return found
-
-
-def _only_raises(code: CodeType) -> bool:
-    """Return whether the code of a branch raises an error and does nothing else."""
-    steps = list(dis.get_instructions(code))
-    places = {step.offset: place for place, step in enumerate(steps)}
-    place, seen = 0, set[int]()
-    while place < len(steps) and place not in seen:
-        seen.add(place)
-        name = steps[place].opname
-        if name == "RAISE_VARARGS":
-            return True
-        # For example POP_JUMP_IF_FALSE in Python 3.10, and POP_JUMP_FORWARD_IF_FALSE in 3.11.
-        if name.startswith(("RETURN", "FOR_ITER")) or ("JUMP" in name and "IF" in name):
-            return False
-        place = places[steps[place].argval] if name.startswith("JUMP") else place + 1
-    return False
 
 
 def _record_runs(graph: Callable[..., Any]) -> Callable[..., Any]:
@@ -531,7 +427,7 @@ def _watch_callbacks(seen: CompileCounter, original: Callable[[Any], Any]) -> Ca
         try:
             return callback.serve_warm_watched
         except AttributeError:
-            callback.serve_warm_watched = _Watched(callback, seen)
+            callback.serve_warm_watched = _WatchedCallback(callback, seen)
             return callback.serve_warm_watched
 
     return callback_from_stance

@@ -42,7 +42,7 @@ from serve_warm.replica.replay.passes import PROOF_ATTEMPTS, Replay
 from serve_warm.replica.replay.routes import find_routes
 from serve_warm.replica.replay.timed_calls import Deadline, Limits
 from serve_warm.replica.replay.waits import Waits
-from serve_warm.replica.start.context import StartContext, Step
+from serve_warm.replica.start.context import StartContext, StartStep
 from serve_warm.replica.start.install import refuse_broken
 from serve_warm.replica.start.load import Loaded
 from serve_warm.replica.start.prepare import Prepared, makes_artifact
@@ -98,7 +98,7 @@ COMPARED_SHARE = 0.2
 and the proof. One entry of each callable is compared in any case."""
 
 
-class Proof(Step):
+class Proof(StartStep):
     """The stages REPLAYING, PROVING and PARITY of one start, and the verdict on their results."""
 
     def __init__(self, start: StartContext) -> None:
@@ -357,7 +357,7 @@ class Proof(Step):
         take it: such a branch is not narrow.
         """
         narrow, unvaried = [*self._journal.narrow], [*self._journal.unvaried]
-        for where, file in watch_process().take_untaken_branches().items():
+        for where, file in watch_process().branches.take_untaken().items():
             line = f"{BRANCH}{where}"
             if not is_users(file):
                 unvaried.append(line)

@@ -36,7 +36,7 @@ IDS, MASK = torch.ones(2, 16, dtype=torch.int64), torch.ones(2, 16, dtype=torch.
 @pytest.fixture(autouse=True)
 def _no_branches_of_other_tests():
     """In this process, other tests compiled without a warm-up that takes their branches."""
-    watch_process().take_untaken_branches()
+    watch_process().branches.take_untaken()
 
 
 class Embedder(WarmupMixin):
