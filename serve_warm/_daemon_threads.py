@@ -28,11 +28,11 @@ def begin(work: Callable[[], T], *, name: str) -> Future[T]:
 
 
 def _run(future: Future[T], work: Callable[[], T]) -> None:
-    with _HandedOver(future):
+    with _ErrorsToFuture(future):
         future.set_result(work())
 
 
-class _HandedOver(AbstractContextManager["_HandedOver"]):
+class _ErrorsToFuture(AbstractContextManager["_ErrorsToFuture"]):
     """Passes every exception to the future and nowhere else.
 
     If an exception did not reach the future, the caller that waits for the future would hang. Also,

@@ -35,7 +35,7 @@ from typing import Literal
 from serve_warm import node
 from serve_warm._records import record
 from serve_warm.errors import ArtifactRefused
-from serve_warm.node import Problem
+from serve_warm.node import FolderProblem
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ MAX_LINKS = 40
 
 def problems(
     folder: Path, *, leaf: Leaf = "private", opened: int | None = None
-) -> tuple[Problem, ...]:
+) -> tuple[FolderProblem, ...]:
     """Return all problems with a folder and its parents; empty if the folder is safe.
 
     A symbolic link anywhere on the path is a problem. `opened` is a descriptor of the folder. If
@@ -72,7 +72,7 @@ def problems(
     return tuple(node.problems(str(folder.absolute()), of=leaf, opened=opened))
 
 
-def file_problems(file: Path, *, opened: int) -> tuple[Problem, ...]:
+def file_problems(file: Path, *, opened: int) -> tuple[FolderProblem, ...]:
     """Return all problems that let other users change this file; `opened` is its descriptor.
 
     Links are followed, and the path of each link is checked. A read-only mount counts as safe with
@@ -87,7 +87,7 @@ def file_problems(file: Path, *, opened: int) -> tuple[Problem, ...]:
     return tuple(dict.fromkeys([*found, *_on_the_way(file)]))
 
 
-def folder_problems(folder: Path) -> tuple[Problem, ...]:
+def folder_problems(folder: Path) -> tuple[FolderProblem, ...]:
     """Return all problems that let other users change files in a folder (see `file_problems`).
 
     Raises:
@@ -96,7 +96,7 @@ def folder_problems(folder: Path) -> tuple[Problem, ...]:
     return tuple(dict.fromkeys(_on_the_way(folder)))
 
 
-def _on_the_way(path: Path) -> Iterator[Problem]:
+def _on_the_way(path: Path) -> Iterator[FolderProblem]:
     for step in _way(path.absolute()):
         looks: list[tuple[Path, os.stat_result, _Of]]
         if stat.S_ISDIR(step.status.st_mode):
@@ -117,7 +117,7 @@ _Of = Literal["file", "link", "holder", "above"]
 
 def _find_weakness(
     path: Path, status: os.stat_result, of: _Of, *, fixed: bool | None = None
-) -> Problem | None:
+) -> FolderProblem | None:
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid not in (0, os.geteuid()):
         return node.foreign(str(path), status, owner="-h root" if of == "link" else "root")
@@ -129,7 +129,7 @@ def _find_weakness(
 
 
 @record(frozen=True, kw_only=True)
-class _Step:
+class _PathComponent:
     """One component of a path."""
 
     path: Path
@@ -140,17 +140,17 @@ class _Step:
     target follow."""
 
 
-def _way(path: Path) -> Iterator[_Step]:
+def _way(path: Path) -> Iterator[_PathComponent]:
     """Yield each step of an absolute path, in the order in which the kernel resolves the path."""
     at, left, links = Path("/"), list(reversed(path.parts[1:])), 0
-    yield _Step(path=at, status=at.lstat(), last=not left)
+    yield _PathComponent(path=at, status=at.lstat(), last=not left)
     while left:
         name = left.pop()
         if name == "..":
             at = at.parent
             continue
         status = (at / name).lstat()
-        yield _Step(path=at / name, status=status, last=not left)
+        yield _PathComponent(path=at / name, status=status, last=not left)
         if not stat.S_ISLNK(status.st_mode):
             at /= name
             continue
@@ -186,12 +186,12 @@ def check_private(folder: Path, what: str, *, opened: int | None = None, advice:
         )
 
 
-def sentence(found: Sequence[Problem]) -> str:
+def sentence(found: Sequence[FolderProblem]) -> str:
     """Return all problems in one line."""
     return "; ".join(problem.what for problem in found)
 
 
-def fixes(found: Sequence[Problem]) -> str:
+def fixes(found: Sequence[FolderProblem]) -> str:
     """Return all fixes in one line."""
     return "; ".join(problem.fix for problem in found)
 
@@ -262,13 +262,16 @@ def _cache_below(home: Path) -> Path | None:
     return cache
 
 
-def _unusable(base: Path) -> tuple[Problem, ...]:
+def _unusable(base: Path) -> tuple[FolderProblem, ...]:
     try:
         found = problems(base, leaf="above")
     except OSError as error:
-        return (Problem(what=f"{base}: {error.strerror}", fix=f"make {base}"),)
+        return (FolderProblem(what=f"{base}: {error.strerror}", fix=f"make {base}"),)
     if not os.access(base, os.W_OK | os.X_OK, effective_ids=True):
-        found = (*found, Problem(what=f"{base} cannot be written", fix=f"make {base} writable"))
+        found = (
+            *found,
+            FolderProblem(what=f"{base} cannot be written", fix=f"make {base} writable"),
+        )
     return found
 
 
@@ -302,7 +305,7 @@ def state_folder() -> Path:
     return Path(_claim().state)
 
 
-def _claim() -> node.Place:
+def _claim() -> node.FolderCandidate:
     among = node.places()
     choice = claim_place(among)
     wrong = "; ".join(choice.passed)
@@ -321,7 +324,7 @@ def _claim() -> node.Place:
     return choice.place
 
 
-def claim_place(among: Sequence[node.Place]) -> node.Choice:
+def claim_place(among: Sequence[node.FolderCandidate]) -> node.ChosenFolder:
     """Choose a place and create its folder, so that nobody else can take the place.
 
     If the folder cannot be created (the disk is full, or another user was faster), this function
@@ -338,7 +341,7 @@ def claim_place(among: Sequence[node.Place]) -> node.Choice:
         wrong = wrong or node.troubles(choice.place.folder)
         passed = (*passed, *choice.passed, *wrong)
         if not wrong:
-            return node.Choice(choice.place, passed, usable=True)
+            return node.ChosenFolder(choice.place, passed, usable=True)
         left = left[left.index(choice.place) + 1 :]
     return node.choose_place(among)
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs for the replay: buckets, declared inputs, the grid of all bucket sizes, and signatures.
+"""Inputs for the replay: buckets, declared inputs, the grid of sizes, order, and signatures.
 
 An `Input` names a target (the method or route that traffic uses) and the call's arguments.
 `shape_grid` returns one `Input` for each combination of sizes in a `Buckets` object. The handler

@@ -338,7 +338,7 @@ def open_folder(directory: str) -> int:
     return opened
 
 
-def _not_private(directory: str, found: Sequence[Problem]) -> PermissionError:
+def _not_private(directory: str, found: Sequence[FolderProblem]) -> PermissionError:
     return PermissionError(
         errno.EACCES,
         f"{directory} is not a private directory of uid {os.geteuid()}: "
@@ -356,7 +356,7 @@ def _existing(path: str) -> str:
 # --- path safety ---------------------------------------------------------------------------
 
 
-class Problem(NamedTuple):
+class FolderProblem(NamedTuple):
     """One reason why another user could change a file or folder."""
 
     what: str
@@ -366,7 +366,7 @@ class Problem(NamedTuple):
 
 def problems(
     directory: str, *, of: str, opened: int | None = None, mounts: bool = False
-) -> list[Problem]:
+) -> list[FolderProblem]:
     """Return all problems with an absolute path of a folder, from the root down.
 
     `of` has the same meaning as in `problem_of`, for the folder itself. If `opened` is a descriptor
@@ -375,7 +375,7 @@ def problems(
     """
     if os.pardir in directory.split("/"):
         fix = f"use {os.path.realpath(directory)} instead"
-        return [Problem(f"the path {directory} contains '..'", fix)]
+        return [FolderProblem(f"the path {directory} contains '..'", fix)]
     found, device, path, whole = [], -1, "", directory.rstrip("/")
     for part in whole.split("/"):
         path = f"{path.rstrip('/')}/{part}"
@@ -394,7 +394,7 @@ def problems(
 
 def problem_of(
     path: str, status: os.stat_result, *, of: str, mounted: bool = False
-) -> Problem | None:
+) -> FolderProblem | None:
     """Return the problem with one folder on a path, given its `lstat`; None if there is none.
 
     `of` is `private` (only this user can enter the folder), `unwritable` (this user owns the folder
@@ -403,32 +403,32 @@ def problem_of(
     """
     mode, above = stat.S_IMODE(status.st_mode), of == "above"
     if stat.S_ISLNK(status.st_mode):
-        return Problem(f"{path} is a symbolic link", f"use {os.path.realpath(path)} instead")
+        return FolderProblem(f"{path} is a symbolic link", f"use {os.path.realpath(path)} instead")
     if not stat.S_ISDIR(status.st_mode):
-        return Problem(f"{path} is not a directory", f"remove {path}")
+        return FolderProblem(f"{path} is not a directory", f"remove {path}")
     if status.st_uid not in ((0, os.geteuid()) if above else (os.geteuid(),)):
         problem = foreign(path, status, owner="root" if above else f"{os.geteuid()}")
-        return Problem(problem.what, f"use a directory inside {path}") if mounted else problem
+        return FolderProblem(problem.what, f"use a directory inside {path}") if mounted else problem
     if of == "private" and mode & 0o077:
         what = f"{path} is open to other users (mode {mode & 0o777:o})"
-        return Problem(what, f"chmod 700 {path}")
+        return FolderProblem(what, f"chmod 700 {path}")
     if mode & 0o022 and not (above and (mode & stat.S_ISVTX or mounted)):
         # A folder that everybody may write to is shared on purpose: the fix keeps it shared.
         return writable(path, mode, fix="+t" if above and mode & 0o002 else "go-w")
     return None
 
 
-def foreign(path: str, status: os.stat_result, *, owner: str) -> Problem:
+def foreign(path: str, status: os.stat_result, *, owner: str) -> FolderProblem:
     """Return the problem that another user owns a path."""
     is_ours = os.path.basename(path) == _own_name()
     fix = f"ask its owner or root to remove {path}" if is_ours else f"chown {owner} {path}"
-    return Problem(f"{path} belongs to user id {status.st_uid}", fix)
+    return FolderProblem(f"{path} belongs to user id {status.st_uid}", fix)
 
 
-def writable(path: str, mode: int, *, fix: str) -> Problem:
+def writable(path: str, mode: int, *, fix: str) -> FolderProblem:
     """Return the problem that other users can write to a path."""
     what = f"{path} can be written by group or others (mode {mode & 0o777:o})"
-    return Problem(what, f"chmod {fix} {path}")
+    return FolderProblem(what, f"chmod {fix} {path}")
 
 
 # --- places ---------------------------------------------------------------------------
@@ -436,7 +436,7 @@ def writable(path: str, mode: int, *, fix: str) -> Problem:
 LAST_BASE = "/var/tmp"  # noqa: S108 - its safety is checked
 
 
-class Place(NamedTuple):
+class FolderCandidate(NamedTuple):
     """A possible location for a user's private folders."""
 
     folder: str
@@ -445,16 +445,16 @@ class Place(NamedTuple):
     """The folder for state files. Machines that share a home have a state folder each."""
 
 
-class Choice(NamedTuple):
+class ChosenFolder(NamedTuple):
     """The location that was chosen for this user's folders."""
 
-    place: Place
+    place: FolderCandidate
     passed: tuple[str, ...]
     """Reasons why the places before the chosen place (or all places) cannot be used."""
     usable: bool
 
 
-def places() -> tuple[Place, ...]:
+def places() -> tuple[FolderCandidate, ...]:
     """Return the possible places for this user's folders, in the order in which they are tried.
 
     Replicas, probes and servers are started in different ways but must choose the same place. So
@@ -466,9 +466,9 @@ def places() -> tuple[Place, ...]:
     given = [os.path.abspath(each) for each in (*named, "/tmp") if each]  # noqa: S108 - looked at
     temporary = next(filter(_is_writable, given), given[-1])
     own = _own_name()
-    found: dict[str, Place] = {}
+    found: dict[str, FolderCandidate] = {}
     folder = os.path.join(os.path.realpath(temporary), own)
-    found[folder] = Place(folder, os.path.join(folder, "state"))
+    found[folder] = FolderCandidate(folder, os.path.join(folder, "state"))
     try:
         home = pwd.getpwuid(os.geteuid()).pw_dir
     except KeyError:
@@ -477,14 +477,14 @@ def places() -> tuple[Place, ...]:
         base = os.path.realpath(os.path.join(home, ".cache", "serve_warm"))
         folder = os.path.join(base, own)
         host = os.uname().nodename.replace("/", "_")
-        found.setdefault(folder, Place(folder, os.path.join(folder, f"state-{host}")))
+        found.setdefault(folder, FolderCandidate(folder, os.path.join(folder, f"state-{host}")))
     folder = os.path.join(os.path.realpath(LAST_BASE), own)
     if os.path.isdir(LAST_BASE):
-        found.setdefault(folder, Place(folder, os.path.join(folder, "state")))
+        found.setdefault(folder, FolderCandidate(folder, os.path.join(folder, "state")))
     return tuple(found.values())
 
 
-def choose_place(among: Sequence[Place]) -> Choice:
+def choose_place(among: Sequence[FolderCandidate]) -> ChosenFolder:
     """Return the place that replicas use, or that the first replica will use.
 
     The first place with a live replica wins, even if an earlier place has become usable, and then
@@ -494,12 +494,12 @@ def choose_place(among: Sequence[Place]) -> Choice:
     usable = None
     for place in among:
         if _has_living(place.state):
-            return Choice(place, tuple(passed), usable=True)
+            return ChosenFolder(place, tuple(passed), usable=True)
         wrong = troubles(place.folder)
         if not wrong and usable is None:
-            usable = Choice(place, tuple(passed), usable=True)
+            usable = ChosenFolder(place, tuple(passed), usable=True)
         passed += wrong
-    return usable or Choice(among[0], tuple(passed), usable=False)
+    return usable or ChosenFolder(among[0], tuple(passed), usable=False)
 
 
 def _has_living(directory: str) -> bool:
@@ -666,7 +666,7 @@ class Settings(NamedTuple):
     policy: Policy = Policy()
     stale_s: float = STALE_S
     urls: tuple[tuple[str, str], ...] = (("raylet", RAYLET), ("proxy", PROXY))
-    places: tuple[Place, ...] = ()
+    places: tuple[FolderCandidate, ...] = ()
     """Candidates for the state directory if `state_dir` is empty."""
 
     def choice(self) -> tuple[str, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from serve_warm._private_folders import claim_place, state_folder, user_folder
 from serve_warm._state_file import StateFile
 from serve_warm.artifact.node_cache import default_root
 from serve_warm.cli import serve_warm as group
-from serve_warm.node import Place, Settings, choose_place, judge
+from serve_warm.node import FolderCandidate, Settings, choose_place, judge
 
 US, STRANGER = 11113, 22222
 NO_CHECKS = ("--raylet", "none", "--proxy", "none")
@@ -26,18 +26,18 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be sever
 
 
 @pytest.fixture(name="among")
-def among_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Place, ...]:
+def among_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FolderCandidate, ...]:
     """A machine with three places that are the test's."""
     found = []
     for name in ("tmp", "home", "last"):
         base = tmp_path / name
         base.mkdir(mode=0o700)
-        found.append(Place(str(base / OWN), str(base / OWN / "state")))
+        found.append(FolderCandidate(str(base / OWN), str(base / OWN / "state")))
     monkeypatch.setattr(node, "places", lambda: tuple(found))
     return tuple(found)
 
 
-def base_of(place: Place) -> Path:
+def base_of(place: FolderCandidate) -> Path:
     return Path(place.folder).parent
 
 
@@ -85,7 +85,9 @@ IN_THE_WAY = [
 
 @pytest.mark.parametrize("spoil", IN_THE_WAY)
 def test_what_is_in_the_way_moves_all_to_the_next_place(
-    among: tuple[Place, ...], spoil: Callable[[Path], None], lives: Callable[..., StateFile]
+    among: tuple[FolderCandidate, ...],
+    spoil: Callable[[Path], None],
+    lives: Callable[..., StateFile],
 ):
     """Folders, state and readers alike, before and after the first replica begins."""
     spoil(Path(among[0].folder))
@@ -101,7 +103,7 @@ def test_what_is_in_the_way_moves_all_to_the_next_place(
     ("mode", "is_used"), [(0o700, True), (0o755, False), (0o777, False), (None, False)]
 )
 def test_downloads_are_in_a_prepared_folder(
-    among: tuple[Place, ...],
+    among: tuple[FolderCandidate, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     mode: int | None,
@@ -116,7 +118,7 @@ def test_downloads_are_in_a_prepared_folder(
     assert default_root() == (prepared if is_used else Path(among[0].folder)) / "blobs"
 
 
-def test_looking_makes_nothing(among: tuple[Place, ...]):
+def test_looking_makes_nothing(among: tuple[FolderCandidate, ...]):
     """A probe on a fresh node leaves it so."""
     readiness = judge(Settings("", urls=(), places=among))
     assert not readiness.ready
@@ -125,7 +127,7 @@ def test_looking_makes_nothing(among: tuple[Place, ...]):
 
 @root_only
 def test_replicas_stay_together_when_the_stranger_leaves(
-    among: tuple[Place, ...], lives: Callable[..., StateFile]
+    among: tuple[FolderCandidate, ...], lives: Callable[..., StateFile]
 ):
     """Another user in /tmp can neither hide a live replica nor split a group of replicas."""
     stranger_folder(Path(among[0].folder))
@@ -140,9 +142,9 @@ def test_replicas_stay_together_when_the_stranger_leaves(
     assert state_folder() == Path(among[0].state)
 
 
-def test_a_place_without_room_is_none(among: tuple[Place, ...]):
+def test_a_place_without_room_is_none(among: tuple[FolderCandidate, ...]):
     """If a folder cannot be made there, the next place is used, and readers find its replica."""
-    full = Place("/proc/serve_warm", "/proc/serve_warm/state")
+    full = FolderCandidate("/proc/serve_warm", "/proc/serve_warm/state")
     machine = (full, *among)
     choice = claim_place(machine)
     assert choice.place == among[0]
@@ -151,7 +153,7 @@ def test_a_place_without_room_is_none(among: tuple[Place, ...]):
 
 @root_only
 def test_where_every_place_is_taken_the_owner_and_the_settings_are_named(
-    among: tuple[Place, ...], caplog: pytest.LogCaptureFixture
+    among: tuple[FolderCandidate, ...], caplog: pytest.LogCaptureFixture
 ):
     """Once, however often it is asked; a probe says it too."""
     for place in among:
@@ -209,7 +211,7 @@ def test_the_first_place_is_where_the_environment_says(
     for name in ("TMPDIR", "TEMP", "TMP"):
         monkeypatch.setenv(name, str(tmp_path / "absent"))
     monkeypatch.setenv(variable, str(tmp_path))
-    assert node.places()[0] == Place(str(tmp_path / OWN), str(tmp_path / OWN / "state"))
+    assert node.places()[0] == FolderCandidate(str(tmp_path / OWN), str(tmp_path / OWN / "state"))
 
 
 def test_machines_that_share_a_home_have_a_state_each():

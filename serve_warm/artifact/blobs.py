@@ -37,7 +37,7 @@ MAX_WINDOW_LOG = 27
 _CHUNK_BYTES = 1 << 20
 
 
-class Source(Protocol):
+class BlobStore(Protocol):
     """The store methods needed to download a part."""
 
     def head(self, key: str) -> Object:
@@ -52,7 +52,7 @@ def blob_key(part: Part) -> str:
     return f"{BLOBS}{part.sha256}"
 
 
-def download_part(source: Source, part: Part, sink: Sink) -> None:
+def download_part(source: BlobStore, part: Part, sink: Sink) -> None:
     """Download a part after checking its size.
 
     Raises:
@@ -71,7 +71,7 @@ def download_part(source: Source, part: Part, sink: Sink) -> None:
         ) from error
 
 
-def receive_part(source: Source, part: Part) -> BinaryIO:
+def receive_part(source: BlobStore, part: Part) -> BinaryIO:
     """Download the stored bytes of a part into an unnamed file, and hash them as they arrive.
 
     Returns the file at offset 0. The caller closes the file.

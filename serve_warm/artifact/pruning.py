@@ -55,7 +55,7 @@ class Pruned:
 
 
 @record(frozen=True, kw_only=True)
-class _Entry:
+class _StoredArtifact:
     key: str
     manifest: Manifest
 
@@ -131,7 +131,9 @@ def prune(
     )
 
 
-def _entries(store: Store, keys: Iterable[str]) -> tuple[list[_Entry], list[str], set[str] | None]:
+def _entries(
+    store: Store, keys: Iterable[str]
+) -> tuple[list[_StoredArtifact], list[str], set[str] | None]:
     """Return readable statements as entries, and the keys and blobs of unreadable statements.
 
     Return None instead of the blobs if an unreadable statement's blobs are unknown.
@@ -149,7 +151,7 @@ def _entries(store: Store, keys: Iterable[str]) -> tuple[list[_Entry], list[str]
             continue
         manifest = readable_manifest(payload)
         if manifest is not None:
-            entries.append(_Entry(key=key, manifest=manifest))
+            entries.append(_StoredArtifact(key=key, manifest=manifest))
             continue
         unreadable.append(key)
         subjects = _subjects(payload)
@@ -168,12 +170,12 @@ def _subjects(payload: bytes) -> set[str] | None:
     return {f"{BLOBS}{digest}" for digest in digests}
 
 
-def _without_newest(entries: Iterable[_Entry], keep: int) -> list[_Entry]:
+def _without_newest(entries: Iterable[_StoredArtifact], keep: int) -> list[_StoredArtifact]:
     """Return the entries that can be removed, oldest first.
 
     Two envelopes of one artifact count as one: an added signature is not a newer build.
     """
-    variants: dict[tuple[str, str], list[_Entry]] = {}
+    variants: dict[tuple[str, str], list[_StoredArtifact]] = {}
     for entry in entries:
         of = (entry.manifest.deployment, entry.manifest.fingerprint.key)
         variants.setdefault(of, []).append(entry)
@@ -185,7 +187,7 @@ def _without_newest(entries: Iterable[_Entry], keep: int) -> list[_Entry]:
 
 
 def _find_forgotten(
-    store: Store, named: set[str], now_unix: float, entries: Sequence[_Entry]
+    store: Store, named: set[str], now_unix: float, entries: Sequence[_StoredArtifact]
 ) -> list[tuple[str, int]]:
     """Return the blobs that no statement names, with the size of each blob."""
     known = {blob for entry in entries for blob in entry.blobs}

@@ -152,7 +152,7 @@ def _refuse_missing_folder(store: Store, deployment: str) -> None:
 
 
 @record(frozen=True, kw_only=True)
-class Listing:
+class VerifiedStatements:
     """The statements of a store, read and verified, before a statement is chosen."""
 
     statements: tuple[Statement, ...]
@@ -174,7 +174,7 @@ def find_fitting(
     trust: Trust,
     fingerprint: Fingerprint | None,
     given_up: threading.Event | None = None,
-) -> Listing:
+) -> VerifiedStatements:
     """Return the statements from which a starting replica of this deployment chooses.
 
     In a very large store, some statements of the deployment are left out: see `reading_order`. Pass
@@ -198,7 +198,7 @@ def find_fitting(
             order.note(
                 statement, fits=fingerprint is not None and fits(statement, fingerprint, trust)
             )
-    return Listing(
+    return VerifiedStatements(
         statements=tuple(sorted(statements, key=lambda each: each.key)),
         unread=order.left,
         is_complete=order.is_complete,
@@ -208,7 +208,7 @@ def find_fitting(
 
 
 def expect(
-    found: Listing, *, fingerprint: Fingerprint, trust: Trust, unknown: Collection[str]
+    found: VerifiedStatements, *, fingerprint: Fingerprint, trust: Trust, unknown: Collection[str]
 ) -> Chosen | str:
     """Return the artifact that a pull would choose if the `unknown` factors matched.
 
@@ -219,7 +219,7 @@ def expect(
 
 
 def confirm(
-    pulled: Pulled, found: Listing, *, fingerprint: Fingerprint, trust: Trust
+    pulled: Pulled, found: VerifiedStatements, *, fingerprint: Fingerprint, trust: Trust
 ) -> Pulled | None:
     """Return `pulled` if the full fingerprint selects the same artifact from the found statements.
 
@@ -239,7 +239,7 @@ def confirm(
 
 def take(
     store: Store,
-    found: Listing,
+    found: VerifiedStatements,
     chosen: Chosen,
     *,
     cache: NodeCache,

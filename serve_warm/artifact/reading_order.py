@@ -53,14 +53,14 @@ Pages = Callable[[str], Iterator[Sequence[Listed]]]
 
 
 @record(frozen=True, kw_only=True)
-class Listing:
+class ListedStatements:
     """The listed statements of a deployment. `is_whole` is False if the listing is incomplete."""
 
     statements: tuple[Listed, ...]
     is_whole: bool
 
 
-def list_statements(pages: Pages, deployment: str, *, variant: str | None) -> Listing:
+def list_statements(pages: Pages, deployment: str, *, variant: str | None) -> ListedStatements:
     """List the statements of a deployment; always include those with `variant` in their name.
 
     Raises:
@@ -75,18 +75,18 @@ def list_statements(pages: Pages, deployment: str, *, variant: str | None) -> Li
     first = Listed(key=f"{by_name}{STATEMENT_SUFFIX}", modified_unix=None)
     named = (first, *listing.statements, *_list(pages(by_name)).statements)
     by_key = {each.key: each for each in named}
-    return Listing(statements=tuple(by_key.values()), is_whole=False)
+    return ListedStatements(statements=tuple(by_key.values()), is_whole=False)
 
 
-def _list(pages: Iterable[Sequence[Listed]]) -> Listing:
+def _list(pages: Iterable[Sequence[Listed]]) -> ListedStatements:
     found: dict[str, Listed] = {}
     listed = 0
     for count, page in enumerate(pages, start=1):
         listed += len(page)
         found.update((each.key, each) for each in page if is_statement(each.key))
         if listed >= MAX_KEYS or count >= MAX_PAGES:
-            return Listing(statements=tuple(found.values()), is_whole=False)
-    return Listing(statements=tuple(found.values()), is_whole=True)
+            return ListedStatements(statements=tuple(found.values()), is_whole=False)
+    return ListedStatements(statements=tuple(found.values()), is_whole=True)
 
 
 class ReadingOrder:
@@ -96,7 +96,7 @@ class ReadingOrder:
     `note` for each.
     """
 
-    def __init__(self, listing: Listing, *, variant: str | None) -> None:
+    def __init__(self, listing: ListedStatements, *, variant: str | None) -> None:
         self._queues: tuple[deque[Listed], deque[Listed]] = deque(), deque()
         for each in sorted(listing.statements, key=_age_key):
             is_named = variant is not None and variant_of(each.key) == variant

@@ -34,7 +34,7 @@ import requests
 from serve_warm._package import __version__
 from serve_warm._redaction import excerpt
 from serve_warm.builder.app import App
-from serve_warm.builder.cluster import Cluster, Progress, Start
+from serve_warm.builder.cluster import Cluster, Progress, ReadyReplica
 from serve_warm.builder.torch_cache import TorchCache
 from serve_warm.errors import BuildFailed, ConfigError
 from serve_warm.inputs import Input
@@ -107,7 +107,7 @@ def one(
     request_count: int = 60,
     torch_cache: TorchCache | None = None,
     progress: Progress = lambda _: None,
-    inspect: Callable[[Start], None] = lambda _: None,
+    inspect: Callable[[ReadyReplica], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Start `app` once, delete it, and return the record of the start.
 
@@ -159,7 +159,7 @@ def _by_stage(report: Mapping[str, Any]) -> dict[str, float]:
     return stages
 
 
-def _send(start: Start, count: int) -> list[float]:
+def _send(start: ReadyReplica, count: int) -> list[float]:
     """Send the declared inputs in turn, smallest first; return how long each one took."""
     inputs: list[Input] = start.handle.warmup_requests.remote().result(timeout_s=60)
     if not inputs:

@@ -24,7 +24,7 @@ from serve_warm.builder.app import (
     read_document,
 )
 from serve_warm.builder.check_inputs import check_inputs
-from serve_warm.builder.problems import Checked, Problem
+from serve_warm.builder.problems import CheckFindings, Problem
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, StoreError, did_you_mean, nearest
 from serve_warm.replica.serve.loop_blocks import MOST_FAILED
@@ -40,7 +40,7 @@ def check(
     deployment: str | None = None,
     store: str | None = None,
     environ: Mapping[str, str],
-) -> Checked:
+) -> CheckFindings:
     """Return the problems with an application and with its stores.
 
     Args:
@@ -57,7 +57,7 @@ def check(
     broken = find_schema_problems(document)
     if broken:
         fix = "correct the file: Serve does not accept it"
-        return check_keys(target, document) + Checked(
+        return check_keys(target, document) + CheckFindings(
             problems=tuple(
                 Problem(where=f"{target}: {where}", what=what, fix=fix) for where, what in broken
             )
@@ -71,7 +71,7 @@ def check(
 
 def check_application(
     application: Application, *, deployment: str | None = None, environ: Mapping[str, str]
-) -> Checked:
+) -> CheckFindings:
     """Return the problems with an application, without checking its stores."""
     checked = check_keys(application.target, application.document)
     checked += _check_names(application, deployment)
@@ -84,7 +84,7 @@ def check_application(
         except ConfigError as error:
             where = f"{name}: user_config.warmup"
             found = Problem(where=where, what=error.message, fix=error.hint)
-            checked += Checked(problems=(found,))
+            checked += CheckFindings(problems=(found,))
         checked += check_inputs(application, name, longest_s=longest_s)
     return checked
 
@@ -118,7 +118,7 @@ def _runtime_env(application: Application, deployment: str) -> Mapping[str, Any]
 # Names and keys ---------------------------------------------------------------------------------
 
 
-def check_keys(target: str, document: Mapping[str, Any]) -> Checked:
+def check_keys(target: str, document: Mapping[str, Any]) -> CheckFindings:
     """Return the keys of a Serve YAML that this version of Ray does not know and therefore ignores.
 
     At the top level and in the proxy options, Serve ignores unknown keys on purpose, because a
@@ -151,7 +151,7 @@ def check_keys(target: str, document: Mapping[str, Any]) -> Checked:
             actor = options.get("ray_actor_options")
             actor_keys = f"{where}ray_actor_options."
             problems += unknown(actor, schema.RayActorOptionsSchema, actor_keys)
-    return Checked(problems=tuple(problems), warnings=tuple(warnings))
+    return CheckFindings(problems=tuple(problems), warnings=tuple(warnings))
 
 
 def _mappings(found: Any) -> list[Mapping[str, Any]]:
@@ -164,7 +164,7 @@ def _field_names(schema: Any) -> set[str]:
     return {*fields, *(field.alias for field in fields.values() if field.alias)}
 
 
-def _check_names(application: Application, deployment: str | None) -> Checked:
+def _check_names(application: Application, deployment: str | None) -> CheckFindings:
     known, warming = sorted(application.deployments), list(application.warming)
     problems = [
         Problem(
@@ -191,7 +191,7 @@ def _check_names(application: Application, deployment: str | None) -> Checked:
                 or f"deployments with WarmupMixin: {', '.join(warming)}",
             )
         )
-    return Checked(problems=tuple(problems), warnings=tuple(_unread_settings(application)))
+    return CheckFindings(problems=tuple(problems), warnings=tuple(_unread_settings(application)))
 
 
 def _unread_settings(application: Application) -> Iterator[Problem]:
@@ -221,7 +221,7 @@ def _unread_settings(application: Application) -> Iterator[Problem]:
 
 def check_store(
     application: Application, deployment: str, store: str | None, *, environ: Mapping[str, str]
-) -> Checked:
+) -> CheckFindings:
     """Return the findings about a deployment's store, which is also compared with `store`."""
     checked = compare_stores(application, deployment, store, environ=environ)
     uri = _artifact(application, deployment, environ)
@@ -232,12 +232,14 @@ def check_store(
         found = ask_store(uri, deployment)
     except (ConfigError, StoreError) as error:
         fix = error.hint or "check the address, the network and the credentials"
-        return checked + Checked(problems=(Problem(where=where, what=error.message, fix=fix),))
+        return checked + CheckFindings(
+            problems=(Problem(where=where, what=error.message, fix=fix),)
+        )
     if found:
         return checked
     missing = find_missing_folder(open_store(uri), holding=STATEMENTS)
     if missing is not None and missing.near:  # `build` creates other missing folders
-        return checked + Checked(
+        return checked + CheckFindings(
             problems=(Problem(where=where, what=str(missing), fix=missing.near),)
         )
     empty = Problem(
@@ -246,28 +248,28 @@ def check_store(
         "deployment compile at each start",
         fix=f"serve-warm build {application.target} --store {uri}",
     )
-    return checked + Checked(warnings=(empty,))
+    return checked + CheckFindings(warnings=(empty,))
 
 
 def compare_stores(
     application: Application, deployment: str, store: str | None, *, environ: Mapping[str, str]
-) -> Checked:
+) -> CheckFindings:
     """Return a problem if replicas do not read `store`, the store that `build` publishes to.
 
     Also return a warning if the address is a relative path. The store is not contacted.
     """
     uri = _artifact(application, deployment, environ)
     if uri is None:
-        return Checked()
+        return CheckFindings()
     where = f"{deployment}: artifact {uri}"
-    checked = Checked()
+    checked = CheckFindings()
     if store is not None and not _is_same_store(uri, store):
         found = Problem(
             where=where,
             what=f"--store is {_address(store)}, but the replicas read from {_address(uri)}",
             fix=f"set artifact: {_address(store)}, or pass --store {uri}",
         )
-        checked += Checked(problems=(found,))
+        checked += CheckFindings(problems=(found,))
     if is_relative(uri):
         in_copy = "working_dir" in _runtime_env(application, deployment)
         place = "Ray's copy of working_dir" if in_copy else "the replica's working directory"
@@ -278,7 +280,7 @@ def compare_stores(
             fix="use an absolute path that every node has, such as file:///srv/artifacts, or a "
             "bucket; `serve run` on one machine needs no change",
         )
-        checked += Checked(warnings=(found,))
+        checked += CheckFindings(warnings=(found,))
     return checked
 
 
@@ -327,7 +329,7 @@ def ask_store(uri: str, deployment: str) -> list[str]:
     return asking.result()
 
 
-def to_json(checked: Checked, *, seconds: float) -> dict[str, Any]:
+def to_json(checked: CheckFindings, *, seconds: float) -> dict[str, Any]:
     """Return the data that `serve-warm check --json` writes."""
     return {
         "problems": [dataclasses.asdict(each) for each in checked.problems],

@@ -15,7 +15,7 @@ from typing import Any
 
 from serve_warm._records import record
 from serve_warm.builder.app import Application
-from serve_warm.builder.problems import Checked, Problem
+from serve_warm.builder.problems import CheckFindings, Problem
 from serve_warm.errors import InputError, did_you_mean
 from serve_warm.inputs import HTTP_TARGET, Buckets, Field, Input, shape_grid
 from serve_warm.replica.replay.routes import find_routes
@@ -23,7 +23,7 @@ from serve_warm.replica.serve.calls import max_batch_size, suggest_target
 from serve_warm.replica.serve.loop_blocks import MOST_FAILED, longest_block_s
 
 
-def check_inputs(application: Application, name: str, *, longest_s: float = 0.0) -> Checked:
+def check_inputs(application: Application, name: str, *, longest_s: float = 0.0) -> CheckFindings:
     """Return the problems with declared inputs, as far as the source of the class shows them.
 
     `longest_s` is how long one call may take in a start.
@@ -38,7 +38,7 @@ def check_inputs(application: Application, name: str, *, longest_s: float = 0.0)
             fix="define warmup_inputs(self), for example: "
             "return shape_grid(self.embed, self.buckets)",
         )
-        return Checked(problems=(found,))
+        return CheckFindings(problems=(found,))
     nothing = returns_nothing(cls)
     if nothing:
         found = Problem(
@@ -46,7 +46,7 @@ def check_inputs(application: Application, name: str, *, longest_s: float = 0.0)
             what=f"it returns {nothing}, and without inputs the start fails",
             fix="return a list of Input, for example shape_grid(self.embed, self.buckets)",
         )
-        return Checked(problems=(found,))
+        return CheckFindings(problems=(found,))
     most = application.option(name, "max_ongoing_requests")
     problems: list[Problem] = []
     warnings = list(_check_batches(cls, name, most))
@@ -70,7 +70,7 @@ def check_inputs(application: Application, name: str, *, longest_s: float = 0.0)
                     f"declare a concurrency of at most {most}",
                 )
             )
-    return Checked(problems=tuple(problems), warnings=tuple(warnings), notes=tuple(notes))
+    return CheckFindings(problems=tuple(problems), warnings=tuple(warnings), notes=tuple(notes))
 
 
 SIZED = frozenset({"args", "kwargs", "json"})

@@ -54,7 +54,7 @@ function raises, the start ends."""
 
 
 @record(frozen=True, kw_only=True)
-class Start:
+class ReadyReplica:
     """A ready replica, and how many seconds its start took."""
 
     url: str
@@ -150,7 +150,7 @@ class Starting:
         self.is_placed = False
         """Whether Ray has allocated resources for every replica of the application."""
 
-    def poll(self) -> Start | None:
+    def poll(self) -> ReadyReplica | None:
         """Return the finished start, or None if the replicas are not ready yet.
 
         Raises:
@@ -179,10 +179,10 @@ class Starting:
         self.is_placed = self.is_placed or _are_placed(details)
         return None
 
-    def _ready(self, created_unix: float) -> Start:
+    def _ready(self, created_unix: float) -> ReadyReplica:
         from ray import serve
 
-        return Start(
+        return ReadyReplica(
             url=f"http://127.0.0.1:{self._on.port}/{self._name}",
             ready_s=time.time() - created_unix,
             handle=serve.get_deployment_handle(self._app.deployment, app_name=self._name),
@@ -265,7 +265,7 @@ class Cluster:
         *,
         progress: Progress = lambda _: None,
         look: Look = lambda _: None,
-    ) -> Iterator[Start]:
+    ) -> Iterator[ReadyReplica]:
         """Start `app` with one replica, yield the start when ready, and delete the app afterwards.
 
         Raises:

@@ -17,7 +17,7 @@ class Problem:
 
 
 @record(frozen=True, kw_only=True)
-class Checked:
+class CheckFindings:
     """All findings of a check."""
 
     problems: tuple[Problem, ...] = ()
@@ -27,8 +27,8 @@ class Checked:
     notes: tuple[Problem, ...] = ()
     """What serve_warm did without being asked, and how to choose something else."""
 
-    def __add__(self, other: Checked) -> Checked:
-        return Checked(
+    def __add__(self, other: CheckFindings) -> CheckFindings:
+        return CheckFindings(
             problems=(*self.problems, *other.problems),
             warnings=(*self.warnings, *other.warnings),
             notes=(*self.notes, *other.notes),

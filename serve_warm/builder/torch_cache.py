@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from serve_warm.builder.app import App
-    from serve_warm.builder.cluster import Cluster, Progress, Start
+    from serve_warm.builder.cluster import Cluster, Progress, ReadyReplica
 
 SAVE_LIMIT_S = 60.0
 """Maximum wall-clock seconds for a replica to save torch's cache."""
@@ -37,7 +37,7 @@ class TorchCache:
         """Return the application with a class whose replicas can save their cache."""
         return _with_class(app, None)
 
-    def save(self, start: Start) -> None:
+    def save(self, start: ReadyReplica) -> None:
         """Save the cache of a ready replica of `saved_by(app)`."""
         import ray
 

@@ -24,7 +24,7 @@ from serve_warm.seats.records import SeatUse
 
 
 @record(frozen=True, kw_only=True)
-class Start:
+class ReportedStart:
     """One start of one replica, read from the replica's state file or from the replica itself."""
 
     application: str
@@ -100,8 +100,8 @@ def report(*, state_dir: str, address: str | None, json_file: Path | None) -> No
         screen.write_json({"starts": [as_data(start) for start in starts]}, json_file)
 
 
-def of_node(directory: str) -> list[Start]:
-    """Return a `Start` for each replica that has a readable state file in a directory.
+def of_node(directory: str) -> list[ReportedStart]:
+    """Return a `ReportedStart` for each replica that has a readable state file in a directory.
 
     Raises:
         StoreError: the directory contains no records of starts, or cannot be read.
@@ -126,8 +126,8 @@ def of_node(directory: str) -> list[Start]:
     return sorted(starts, key=lambda s: (s.application, s.deployment, s.replica))
 
 
-def of_cluster(address: str) -> list[Start]:
-    """Return a `Start` for each running replica that uses the mixin in a Ray cluster.
+def of_cluster(address: str) -> list[ReportedStart]:
+    """Return a `ReportedStart` for each running replica that uses the mixin in a Ray cluster.
 
     Raises:
         MissingPackage: Ray is not installed.
@@ -150,8 +150,10 @@ def of_cluster(address: str) -> list[Start]:
     return starts
 
 
-def _start(names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool = False) -> Start:
-    """Return the `Start` that a state file or a report describes.
+def _start(
+    names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool = False
+) -> ReportedStart:
+    """Return the `ReportedStart` that a state file or a report describes.
 
     If another release did not write a field, the field is empty.
     """
@@ -159,7 +161,7 @@ def _start(names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool 
     reason = artifact.get("reason", "") if isinstance(artifact, dict) else said.get("reason", "")
     levels = said.get("levels")
     known = levels if isinstance(levels, dict) else {}
-    return Start(
+    return ReportedStart(
         application=names[0],
         deployment=names[1],
         replica=names[2],
@@ -209,10 +211,12 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def as_data(start: Start) -> dict[str, Any]:
+def as_data(start: ReportedStart) -> dict[str, Any]:
     """Return a start for JSON. Span times are in seconds since the first span began."""
     zero = min((span.began_boot_s for span in start.spans), default=0.0)
-    plain = {name: getattr(start, name) for name in Start.__dataclass_fields__ if name != "spans"}
+    plain = {
+        name: getattr(start, name) for name in ReportedStart.__dataclass_fields__ if name != "spans"
+    }
     return {
         **plain,
         "spans": [

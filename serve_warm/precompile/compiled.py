@@ -435,7 +435,7 @@ class _CompiledFunction:
         if method is None or method.callee.__self__ is not instance:
             method = self._bind(instance)
             own = {key: m for key, m in kept.items() if m.callee.__self__ is instance}
-            place[METHODS] = _Methods({**own, id(self): method})
+            place[METHODS] = _MethodsOfInstance({**own, id(self): method})
         return method
 
     def _bind(self, instance: Any) -> Dispatcher:
@@ -489,7 +489,7 @@ METHODS = "_serve_warm_methods"
 the instance."""
 
 
-class _Methods(dict[int, "Dispatcher"]):
+class _MethodsOfInstance(dict[int, "Dispatcher"]):
     """Compiled methods of one instance, by the id of the compiled function.
 
     Each method refers to its function, so no other function has this id. A copy of the instance
@@ -497,4 +497,4 @@ class _Methods(dict[int, "Dispatcher"]):
     """
 
     def __reduce__(self) -> Any:
-        return _Methods, ()
+        return _MethodsOfInstance, ()

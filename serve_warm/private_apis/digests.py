@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from serve_warm._records import record
-from serve_warm.private_apis.sources import Sources
+from serve_warm.private_apis.sources import PackageSources
 from serve_warm.private_apis.table import TABLE, Patch, numbers
 
 FILE = Path(__file__).with_name("digests.json")
@@ -59,7 +59,7 @@ def tested() -> Mapping[str, Mapping[str, Tested]]:
     return found
 
 
-def judge(package: str, version: str, sources: Sources, *, level: int = 1) -> list[Judged]:
+def judge(package: str, version: str, sources: PackageSources, *, level: int = 1) -> list[Judged]:
     """Compare the rows of a package that this level or a higher one needs."""
     patches = [each for each in TABLE if package_of(each) == package and each.level >= level]
     versions = tested().get(package, {})
@@ -77,7 +77,7 @@ def judge(package: str, version: str, sources: Sources, *, level: int = 1) -> li
     ]
 
 
-def _same_files(sources: Sources, versions: Mapping[str, Tested]) -> str:
+def _same_files(sources: PackageSources, versions: Mapping[str, Tested]) -> str:
     """Return the tested version with the same files, if any: parsing all files takes seconds."""
     for version, known in versions.items():
         if all(sources.file_digest(name) == digest for name, digest in known["files"].items()):
@@ -116,7 +116,7 @@ class TorchSource:
     @classmethod
     def installed(cls, version: str, *, is_accepted: bool = False) -> TorchSource:
         """Compare the installed torch, whose version is `version`, with the tested versions."""
-        sources = Sources.installed("torch")
+        sources = PackageSources.installed("torch")
         judged = judge("torch", version, sources, level=2) if sources is not None else []
         return cls(version=version, unknown=tuple(unknown(judged)), is_accepted=is_accepted)
 
@@ -137,7 +137,7 @@ class TorchSource:
         return {each.patch.at[0]: each.digest for each in self.unknown if self.is_accepted}
 
 
-def digest_of(patch: Patch, sources: Sources) -> str:
+def digest_of(patch: Patch, sources: PackageSources) -> str:
     """Return the digest of the function that a row replaces, or an empty string if there is none.
 
     For an attribute that a class inherits, or gets only from the patch, it is that of the class.

@@ -35,7 +35,7 @@ class AlreadyReplaced(Exception):
     """A second part of serve_warm wants to replace a function that is replaced already."""
 
 
-class Place(NamedTuple):
+class PatchPlace(NamedTuple):
     """Where a function is now."""
 
     owner: Any
@@ -47,7 +47,7 @@ class Place(NamedTuple):
     """Whether the owner itself has the attribute, and does not inherit it."""
 
 
-def find(name: str, owner: Any = None) -> Place | None:
+def find(name: str, owner: Any = None) -> PatchPlace | None:
     """Return where the function of a row is now, or None if this version has no such function.
 
     Raises:
@@ -66,7 +66,7 @@ def find(name: str, owner: Any = None) -> Place | None:
             continue
         if isinstance(value, (staticmethod, classmethod)):
             value = getattr(holder, attribute)
-        return Place(holder, attribute, value, is_own=attribute in own)
+        return PatchPlace(holder, attribute, value, is_own=attribute in own)
     return None
 
 
@@ -94,7 +94,7 @@ def replaced(changes: Iterable[Change]) -> Iterator[None]:
     Raises:
         AlreadyReplaced: one of them is replaced already.
     """
-    wraps: dict[tuple[int, str], tuple[Place, list[Wrap]]] = {}
+    wraps: dict[tuple[int, str], tuple[PatchPlace, list[Wrap]]] = {}
     for change in changes:
         place = find(change.name, change.owner)
         if place is not None:
@@ -110,7 +110,8 @@ def _say_missing(patch: Patch) -> None:
     """Log that a start does without a patch, unless this version never had the function."""
     package = sys.modules.get(patch.at[0].partition(".")[0])
     version = str(getattr(package, "__version__", ""))
-    if version and patch.is_in(version):
+    # A module that imports a function from its home need not be loaded.
+    if version and not patch.home and patch.is_in(version):
         logger.warning(
             "%s of version %s is missing, so serve_warm does without it: %s",
             patch.at[0],
@@ -132,7 +133,7 @@ _replaced: dict[tuple[int, str], Any] = {}
 """The owners whose attributes are replaced now, by id and attribute."""
 
 
-def _replace(place: Place, wrap: Wrap) -> Callable[[], None]:
+def _replace(place: PatchPlace, wrap: Wrap) -> Callable[[], None]:
     """Replace a function, and return a function that puts the old one back."""
     owner, attribute, value, is_own = place
     new = wrap(value)

@@ -29,7 +29,7 @@ SIZE = 12
 """Characters of a digest."""
 
 
-class Sources:
+class PackageSources:
     """The sources of one version of a package."""
 
     def __init__(self, read: Read, names: Callable[[str], list[str]]) -> None:
@@ -39,7 +39,7 @@ class Sources:
         self._trees: dict[str, ast.Module | None] = {}
 
     @classmethod
-    def installed(cls, package: str) -> Sources | None:
+    def installed(cls, package: str) -> PackageSources | None:
         """Return the sources of an installed package, or None if it is not installed."""
         found = importlib.util.find_spec(package)
         if found is None or not found.submodule_search_locations:
@@ -53,7 +53,7 @@ class Sources:
         return cls(read, lambda folder: [file.stem for file in (root / folder).glob("*.py")])
 
     @classmethod
-    def of_wheel(cls, wheel: Path) -> Sources:
+    def of_wheel(cls, wheel: Path) -> PackageSources:
         """Return the sources in a wheel."""
         archive = zipfile.ZipFile(wheel)
         files = {name for name in archive.namelist() if name.endswith(".py")}

@@ -34,6 +34,8 @@ class Patch:
     """The first version without it."""
     home: str = ""
     """The place of the definition, if the module at `at` imports the function from there."""
+    instead: str = ""
+    """What torch offers in public for the same purpose, and why it is not used yet."""
     adds: bool = False
     """Whether the class has no such attribute. The digest is then that of the class."""
 
@@ -161,8 +163,17 @@ TABLE: tuple[Patch, ...] = (
         )
         for user in ("cudagraph_trees", "output_code", "compile_fx")
     ),
-    _process("torch.cuda.graphs:CUDAGraph.capture_begin", "counts captures by the application"),
-    _process("torch.cuda.graphs:CUDAGraph.capture_end", "counts captures by the application"),
+    *(
+        _process(
+            f"torch.cuda.graphs:CUDAGraph.{name}",
+            "counts captures by the application",
+            instead=f"torch.cuda.graphs.{hook}, from 2.14 on. Not run: no GPU had this torch",
+        )
+        for name, hook in (
+            ("capture_begin", "register_graph_capture_start_hook"),
+            ("capture_end", "register_graph_capture_end_hook"),
+        )
+    ),
     _process("triton.runtime.build:_build", "counts runs of the C compiler"),
     _process(
         "triton.runtime.autotuner:Autotuner.check_disk_cache",

@@ -31,7 +31,7 @@ cause."""
 
 
 @record(frozen=True, kw_only=True)
-class Signature:
+class EnvelopeSignature:
     """One signature from an envelope, not yet checked."""
 
     key_id: str
@@ -44,7 +44,7 @@ class Envelope:
     """A parsed DSSE envelope. Do not trust the content before `verify` accepts it."""
 
     payload: bytes
-    signatures: tuple[Signature, ...]
+    signatures: tuple[EnvelopeSignature, ...]
 
     @classmethod
     def parse(cls, data: bytes) -> Envelope:
@@ -80,10 +80,12 @@ class Envelope:
         )
 
     @staticmethod
-    def _signature(item: Any) -> Signature:
+    def _signature(item: Any) -> EnvelopeSignature:
         if not isinstance(item, dict) or not isinstance(item.get("keyid", ""), str):
             raise ValueError("a signature is not an object with `sig` and `keyid`")  # noqa: TRY004
-        return Signature(key_id=item.get("keyid", ""), value=_base64(item.get("sig"), what="sig"))
+        return EnvelopeSignature(
+            key_id=item.get("keyid", ""), value=_base64(item.get("sig"), what="sig")
+        )
 
     def signers(self, keys: Iterable[TrustedKey]) -> tuple[TrustedKey, ...]:
         """Return the keys in `keys` that signed this payload, each once."""
@@ -177,7 +179,9 @@ def _add_signatures(opened: Envelope, keys: Sequence[Ed25519PrivateKey]) -> byte
     if not keys:
         raise ConfigError("a statement must be signed by at least one key")
     message = _pae(opened.payload)
-    added = [Signature(key_id=key_id(key.public_key()), value=key.sign(message)) for key in keys]
+    added = [
+        EnvelopeSignature(key_id=key_id(key.public_key()), value=key.sign(message)) for key in keys
+    ]
     signatures = tuple(dict.fromkeys((*opened.signatures, *added)))
     if len(signatures) > MAX_SIGNATURES:
         raise ConfigError(
@@ -188,7 +192,7 @@ def _add_signatures(opened: Envelope, keys: Sequence[Ed25519PrivateKey]) -> byte
     return _to_bytes(opened.payload, signatures)
 
 
-def _to_bytes(payload: bytes, signatures: Sequence[Signature]) -> bytes:
+def _to_bytes(payload: bytes, signatures: Sequence[EnvelopeSignature]) -> bytes:
     fields = {
         "payload": base64.b64encode(payload).decode(),
         "payloadType": PAYLOAD_TYPE,

@@ -23,7 +23,7 @@ from processes import run_to_end
 from serve_warm.builder import check as checking
 from serve_warm.builder.app import load_application
 from serve_warm.builder.check import check, compare_stores
-from serve_warm.builder.problems import Checked
+from serve_warm.builder.problems import CheckFindings
 from serve_warm.replica.serve.loop_blocks import MOST_FAILED
 
 SCORER = """
@@ -84,7 +84,7 @@ def written_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return write
 
 
-def found(target: str, **options: Any) -> Checked:
+def found(target: str, **options: Any) -> CheckFindings:
     return check(target, environ={}, **options)
 
 
@@ -202,7 +202,7 @@ def test_an_application_that_cannot_warm_up_is_a_problem(written, head, what):
 
 
 # Inputs ---------------------------------------------------------------------------------------
-def is_clean(checked: Checked) -> bool:
+def is_clean(checked: CheckFindings) -> bool:
     """Return whether there is neither a problem nor a warning."""
     return not checked.problems and not checked.warnings
 
@@ -461,7 +461,7 @@ def test_publishing_elsewhere_than_replicas_look_is_a_problem(written, tmp_path)
     assert found(path, store="./artifacts").problems == ()
     assert found(path, store=f"{tmp_path}/artifacts/").problems == ()
     application = load_application(path)
-    assert compare_stores(application, "Scorer", "artifacts", environ={}) == Checked()
+    assert compare_stores(application, "Scorer", "artifacts", environ={}) == CheckFindings()
 
 
 # The command ----------------------------------------------------------------------------------

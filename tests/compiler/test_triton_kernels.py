@@ -44,11 +44,13 @@ def kernel(folder: Path, name: str) -> None:
 
 
 @pytest.fixture
-def built() -> triton_kernels.Built:
-    return triton_kernels.Built()
+def built() -> triton_kernels.KernelCount:
+    return triton_kernels.KernelCount()
 
 
-def test_only_what_comes_into_the_folder_is_counted(tmp_path: Path, built: triton_kernels.Built):
+def test_only_what_comes_into_the_folder_is_counted(
+    tmp_path: Path, built: triton_kernels.KernelCount
+):
     """Kernels from an artifact were built elsewhere, so they do not count."""
     kernel(tmp_path, "of the artifact")
     built.look_at(tmp_path)

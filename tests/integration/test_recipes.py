@@ -32,7 +32,7 @@ import readme_files
 from conftest import HANG_S
 from serve_warm.builder.app import App, load_app
 from serve_warm.builder.build import build
-from serve_warm.builder.cluster import Start, Starting
+from serve_warm.builder.cluster import ReadyReplica, Starting
 from serve_warm.builder.publishing import Destination
 from serve_warm.cli import serve_warm
 from serve_warm.errors import BuildFailed
@@ -137,11 +137,11 @@ def load(folder: Path) -> Callable[..., App]:
 
 
 @pytest.fixture
-def warm(load, on, tmp_path) -> Callable[[str], contextlib.AbstractContextManager[Start]]:
+def warm(load, on, tmp_path) -> Callable[[str], contextlib.AbstractContextManager[ReadyReplica]]:
     """Build for a recipe, and start it from its artifact."""
 
     @contextlib.contextmanager
-    def start_one(name: str) -> Iterator[Start]:
+    def start_one(name: str) -> Iterator[ReadyReplica]:
         app = load(name)
         built = build(app, Destination(store=open_store(str(tmp_path))), on=on)
         with on.running(app, {"artifact": built.store, "on_missing": "fail"}) as started:
@@ -160,7 +160,7 @@ def is_warm(report: Mapping[str, Any], *, proven: int) -> bool:
     return not any(counts)
 
 
-def post(started: Start, path: str, json: Any, **headers: str) -> Any:
+def post(started: ReadyReplica, path: str, json: Any, **headers: str) -> Any:
     """Send a request through Serve's proxy, and return what its answer holds."""
     response = requests.post(started.url + path, json=json, headers=headers, timeout=HANG_S)
     response.raise_for_status()

@@ -18,7 +18,7 @@ from decoding import best_at_each
 from deployments.text_generator.app import SHAPE
 from deployments.text_generator.model import load_model
 from serve_warm.builder.app import load_app
-from serve_warm.builder.cluster import Start
+from serve_warm.builder.cluster import ReadyReplica
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
@@ -26,12 +26,12 @@ CONFIG = Path(__file__).parent.parent.parent / "deployments/text_generator/serve
 
 
 @pytest.fixture(scope="module")
-def started(on) -> Iterator[Start]:
+def started(on) -> Iterator[ReadyReplica]:
     with on.running(load_app(str(CONFIG)), {"artifact": None}) as start:
         yield start
 
 
-def generate(started: Start, **body: object) -> requests.Response:
+def generate(started: ReadyReplica, **body: object) -> requests.Response:
     return requests.post(f"{started.url}/generate", json=body, timeout=HANG_S)
 
 

@@ -17,15 +17,15 @@ from serve_warm.private_apis.digests import (
     package_of,
     unknown,
 )
-from serve_warm.private_apis.sources import Sources
+from serve_warm.private_apis.sources import PackageSources
 from serve_warm.private_apis.table import TABLE, Patch, numbers
 
 DICTS = "torch/_dynamo/variables/dicts.py"
 
 
-def installed(changed: dict[str, tuple[str, str]]) -> Sources:
+def installed(changed: dict[str, tuple[str, str]]) -> PackageSources:
     """Return the installed torch, with words of some files replaced."""
-    found = Sources.installed("torch")
+    found = PackageSources.installed("torch")
     assert found is not None
 
     def read(name: str) -> str | None:
@@ -34,7 +34,7 @@ def installed(changed: dict[str, tuple[str, str]]) -> Sources:
         assert text is None or before in text
         return text and (text.replace(before, after) if before else text + after)
 
-    return Sources(read, found._names)
+    return PackageSources(read, found._names)
 
 
 def judged(changed: dict[str, tuple[str, str]], *, level: int = 1) -> dict[str, Judged]:
@@ -44,7 +44,7 @@ def judged(changed: dict[str, tuple[str, str]], *, level: int = 1) -> dict[str, 
 
 def test_all_functions_of_the_installed_torch_are_known() -> None:
     """CI runs with a tested version, and so does every build of this repository's tests."""
-    sources = Sources.installed("torch")
+    sources = PackageSources.installed("torch")
     assert sources is not None
 
     found = judge("torch", torch.__version__, sources)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_warm.private_apis.sources import Sources
+from serve_warm.private_apis.sources import PackageSources
 
 PLAIN = """
 class Tracker:
@@ -20,7 +20,7 @@ class Tracker:
 
 def digest(text: str, place: str = "pkg.mod:Tracker.read") -> str | None:
     files = {"pkg/mod.py": text}
-    return Sources(files.get, lambda _: ["mod"]).digest(place)
+    return PackageSources(files.get, lambda _: ["mod"]).digest(place)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_star_counts_all_classes_of_a_folder() -> None:
 def test_a_wheel_and_an_installed_package_have_the_same_digests(tmp_path: Path) -> None:
     """A wheel is judged before anybody installs it."""
     place = "yaml.loader:SafeLoader.__init__"
-    installed = Sources.installed("yaml")
+    installed = PackageSources.installed("yaml")
     assert installed is not None
     import yaml.loader
 
@@ -89,8 +89,8 @@ def test_a_wheel_and_an_installed_package_have_the_same_digests(tmp_path: Path) 
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("yaml/loader.py", Path(yaml.loader.__file__).read_text())
         archive.writestr("yaml/__init__.py", "")
-    packed = Sources.of_wheel(wheel)
+    packed = PackageSources.of_wheel(wheel)
 
     assert packed.digest(place) == installed.digest(place) is not None
     assert packed.files() == installed.files()
-    assert Sources.installed("no_such_package_here") is None
+    assert PackageSources.installed("no_such_package_here") is None

@@ -700,3 +700,14 @@ def test_names_of_test_files_are_unique() -> None:
     ]
 
     assert sorted(names) == sorted(set(names))
+
+
+def test_each_class_name_has_one_meaning() -> None:
+    """Two classes of one name make a reader guess, even if one of them is private."""
+    homes: dict[str, list[str]] = {}
+    for module, source, _ in modules():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name.lstrip("_"), []).append(module)
+
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from serve_warm.private_apis.digests import FILE, Judged, Tested, judge, tested, unknown  # noqa: E402
-from serve_warm.private_apis.sources import Sources  # noqa: E402
+from serve_warm.private_apis.sources import PackageSources  # noqa: E402
 
 DOWNLOADS = ROOT / "build" / "upstream"
 
@@ -87,7 +87,7 @@ def main() -> int:
     wheel = find_wheel(asked.what)
     package, version = wheel.name.split("-")[:2]
     version = version.partition("+")[0]
-    sources = Sources.of_wheel(wheel)
+    sources = PackageSources.of_wheel(wheel)
     judged = judge(package, version, sources)
     sys.stdout.writelines(f"{line}\n" for line in lines_of(package, version, judged))
     if asked.write:

@@ -47,7 +47,7 @@ from serve_warm.precompile.facts.torch_errors import FAILURES, as_reasons
 from serve_warm.precompile.libraries.run import assigns
 from serve_warm.precompile.parity.distance import Judgement
 from serve_warm.precompile.parity.distance_check import CAUSE, compare_in_build
-from serve_warm.precompile.parity.eager import Kept, why_not_twice
+from serve_warm.precompile.parity.eager import StateBefore, why_not_twice
 from serve_warm.precompile.trace.capture import capture
 from serve_warm.precompile.trace.captured import CompiledCall
 from serve_warm.precompile.trace.side_effects import callable_once, side_effects
@@ -488,7 +488,7 @@ def _calls_of_parts(
     hooks = [part.register_forward_pre_hook(note, with_kwargs=True) for part in parts]
     try:
         with eagerly():  # otherwise, entries of other callables would contain the hooks
-            Kept(callee).run(function, tensors)
+            StateBefore(callee).run(function, tensors)
     finally:
         for hook in hooks:
             hook.remove()

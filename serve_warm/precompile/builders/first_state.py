@@ -18,7 +18,7 @@ from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import SETTLING_CALLS
 from serve_warm.precompile.facts.table import Facts
 from serve_warm.precompile.facts.torch_errors import FAILURES
-from serve_warm.precompile.parity.eager import Kept
+from serve_warm.precompile.parity.eager import StateBefore
 
 
 class ChangedByCall(NoEntry):
@@ -37,7 +37,7 @@ def settle(
     The calls get copies of the tensors, and the random number state is restored afterwards. If
     every call changes something, the buffers are restored too.
     """
-    kept = Kept(callee)
+    kept = StateBefore(callee)
     if _settles(kept, callee, function, tensors, failure):
         return True
     kept.restore_buffers()
@@ -45,7 +45,11 @@ def settle(
 
 
 def _settles(
-    kept: Kept, callee: Any, function: Callable[..., Any], tensors: Sequence[Any], failure: NoEntry
+    kept: StateBefore,
+    callee: Any,
+    function: Callable[..., Any],
+    tensors: Sequence[Any],
+    failure: NoEntry,
 ) -> bool:
     facts = failure.facts if isinstance(failure, ChangedByCall) else Facts()
 

@@ -9,12 +9,12 @@ import threading
 from collections.abc import Iterator
 
 
-class _OfThread(threading.local):
+class _EagerThread(threading.local):
     is_eager = False
     """Whether this thread is in a block of `eagerly`."""
 
 
-_of_thread = _OfThread()
+_of_thread = _EagerThread()
 
 
 def is_eager() -> bool:

@@ -190,13 +190,34 @@ def find_form(
     return None
 
 
-class Reordered:
+class WrapsCode:
+    """Code that runs the code of an entry: see `innermost`."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+
+    def __call__(self, callee: Any, /, *tensors: Any) -> Any:
+        """Run the code of the entry."""
+        return self._fn(callee, *tensors)
+
+    @property
+    def inner(self) -> Callable[..., Any]:
+        """The code that it runs."""
+        return self._fn
+
+
+def innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function or library of an entry, without what wraps it."""
+    while isinstance(fn, WrapsCode):
+        fn = fn.inner
+    return fn
+
+
+class Reordered(WrapsCode):
     """An entry's code, for a call whose tensors come in a different order."""
 
     def __init__(self, fn: Callable[..., Any], order: Sequence[int]) -> None:
-        self.__globals__ = getattr(fn, "__globals__", {})
-        """The globals of the entry's function, in which error handlers look for the graph."""
-        self._fn = fn
+        super().__init__(fn)
         self._order = tuple(order)
 
     def __call__(self, callee: Any, /, *tensors: Any) -> Any:

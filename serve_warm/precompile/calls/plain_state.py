@@ -50,7 +50,7 @@ SEQUENCES = (list, tuple, deque)
 
 
 @dataclass(kw_only=True)
-class _Kept:
+class _KeptTensor:
     """One tensor, and a copy of the values that it had before the run."""
 
     tensor: Any
@@ -87,10 +87,12 @@ class PlainState:
         self, callee: Any, *, registered: Collection[int] = (), large_bytes: int = LARGE_BYTES
     ) -> None:
         """Find the tensors, except those whose ids are in `registered`, and copy the small ones."""
-        found: dict[int, _Kept] = {}
+        found: dict[int, _KeptTensor] = {}
         for container, key, tensor in _find_tensors(callee):
             if id(tensor) not in registered:
-                kept = found.setdefault(id(tensor), _Kept(tensor=tensor, version=_version(tensor)))
+                kept = found.setdefault(
+                    id(tensor), _KeptTensor(tensor=tensor, version=_version(tensor))
+                )
                 kept.places.append((container, key))
         self._kept = [*found.values()]
         self._is_first_run = True
@@ -162,9 +164,9 @@ def write(tensor: Any, value: Any) -> None:
 class _CopyBeforeWrite(OperatorMode):  # type: ignore[no-untyped-call]
     """Copies tensors before an operator writes into their memory."""
 
-    def __init__(self, tensors: Sequence[_Kept]) -> None:
+    def __init__(self, tensors: Sequence[_KeptTensor]) -> None:
         super().__init__()
-        self._tensors: dict[int, list[_Kept]] = {}
+        self._tensors: dict[int, list[_KeptTensor]] = {}
         for kept in tensors:
             for part in plain_parts(kept.tensor):
                 self._tensors.setdefault(storage_id(part), []).append(kept)

@@ -41,7 +41,7 @@ class _Absent:
 ABSENT = _Absent()
 
 
-class Methods:
+class ClassFunctions:
     """The functions of a class and its bases, as one object that has a `__code__`."""
 
     __slots__ = ("functions",)
@@ -239,7 +239,7 @@ class Sources:
         self._orphans: dict[Any, Source] = {}
         """Sources without a user. A row or a fact may use such a source again before the current
         comparison ends."""
-        self._methods: dict[type, Methods] = {}
+        self._methods: dict[type, ClassFunctions] = {}
         self._class_names: dict[type, str] = {}
         self._user = 0
 
@@ -469,7 +469,7 @@ class Sources:
     def _note_methods(self, kind: type) -> None:
         self._note("class", kind)
         if kind not in self._methods:
-            self._methods[kind] = Methods(kind)
+            self._methods[kind] = ClassFunctions(kind)
         if self._methods[kind].functions:
             self._note("code", self._methods[kind])
 

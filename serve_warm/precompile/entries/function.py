@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import random
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from serve_warm.precompile.calls.apart import ApartInMemory
 from serve_warm.precompile.calls.copies import copy_outputs
+from serve_warm.precompile.calls.forms import WrapsCode, innermost
 from serve_warm.precompile.calls.torch_state import refuse_unusual, tensor_check
 from serve_warm.precompile.facts.names import describe_tensor
 from serve_warm.precompile.facts.no_entry import NoEntry
@@ -113,9 +116,13 @@ class _CheckedGraph:
         )
 
 
+_graphs: weakref.WeakKeyDictionary[Callable[..., Any], _CheckedGraph] = weakref.WeakKeyDictionary()
+"""The graph of each entry's function."""
+
+
 def _graph_of(fn: Callable[..., Any]) -> _CheckedGraph | None:
-    found = getattr(fn, "__globals__", {}).values()
-    return next((value for value in found if isinstance(value, _CheckedGraph)), None)
+    code = innermost(fn)
+    return _graphs.get(code) if isinstance(code, FunctionType) else None
 
 
 def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
@@ -123,7 +130,7 @@ def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
 
     Call this right after that run, while the tensors still exist.
     """
-    found: frozenset[int] = getattr(_graph_of(fn) or fn, "input_ids", frozenset())
+    found: frozenset[int] = getattr(_graph_of(fn) or innermost(fn), "input_ids", frozenset())
     return found
 
 
@@ -173,24 +180,19 @@ def with_checks(
     inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info
     writes = any(info.mutates_data or info.mutates_metadata for info in inputs)
     captures = bool(plan.get("settings"))
-    entry.fn.__globals__[name] = _CheckedGraph(
+    fn: Callable[..., Any] = entry.fn
+    _graphs[fn] = entry.fn.__globals__[name] = _CheckedGraph(
         compiled, plan, writes=writes, captures=captures, find_copies=find_copies
     )
-    fn: Callable[..., Any] = entry.fn
     return _Undrawing(fn) if plan.get("numbers") else fn
 
 
-class _Undrawing:
+class _Undrawing(WrapsCode):
     """An entry's code, which leaves Python's generator unchanged if the entry refuses a call.
 
     The code around a graph draws numbers before the graph checks its tensors. If a check fails,
     other code runs the call and draws the numbers again.
     """
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self.__globals__ = getattr(fn, "__globals__", {})
-        """The globals of the entry's function, in which other code looks for the graph."""
-        self._fn = fn
 
     def __call__(self, callee: Any, /, *tensors: Any) -> Any:
         """Run the entry."""

@@ -138,7 +138,7 @@ class Graphed:
         if latest is not None and latest.call == call:
             return latest.launch(inputs)
         key = (stream, self._of_weights(addresses), like)
-        kept: dict[Key, _Kept] = mine.setdefault("kept", {})
+        kept: dict[Key, _KeptGraph] = mine.setdefault("kept", {})
         mine["latest"] = None
         found = kept.pop(key, None)
         if found is None:
@@ -156,7 +156,7 @@ class Graphed:
                 _make_room(kept, key)
                 launch = self._capture(run, inputs, outputs, stream, moved=moved)
                 weights = [(weakref.ref(inputs[i]), inputs[i].data_ptr()) for i in self._fixed]
-                kept[key] = _Kept(launch=launch, weights=weights)
+                kept[key] = _KeptGraph(launch=launch, weights=weights)
             return outputs
         kept[key] = found  # moved to the end, so that it is freed last
         mine["latest"] = _Latest(call=call, launch=found.launch)
@@ -263,7 +263,7 @@ class Graphed:
 
 
 @record(frozen=True, kw_only=True)
-class _Kept:
+class _KeptGraph:
     """A graph, and the weights that it reads."""
 
     launch: Run
@@ -296,7 +296,7 @@ def _picker(indexes: Sequence[int]) -> Callable[[Addresses], Addresses]:
     return pick
 
 
-def _make_room(kept: dict[Key, _Kept], key: Key) -> None:
+def _make_room(kept: dict[Key, _KeptGraph], key: Key) -> None:
     """Free a graph if this thread keeps too many graphs.
 
     Frees the least recently launched graph for the same weights, or a graph whose weights moved.

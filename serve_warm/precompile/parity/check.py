@@ -19,7 +19,7 @@ FAILURES_KEPT = 20
 """Maximum number of withdrawn entries that a report lists."""
 
 
-class Checked(Protocol):
+class CheckedCallable(Protocol):
     """A callable whose entries are checked."""
 
     name: str
@@ -99,7 +99,7 @@ class Tally:
 class KeptCall:
     """Inputs of a call, copied for a later check."""
 
-    dispatcher: weakref.ref[Checked]
+    dispatcher: weakref.ref[CheckedCallable]
     fn: Callable[..., Any]
     tensors: Sequence[Any]
     size_bytes: int

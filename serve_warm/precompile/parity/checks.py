@@ -22,14 +22,15 @@ import torch
 
 from serve_warm._redaction import loggable
 from serve_warm.precompile.calls.copies import Different, OtherStructure, copy_tensors, is_same
+from serve_warm.precompile.calls.forms import WrapsCode
 from serve_warm.precompile.entries.table import Entry
 from serve_warm.precompile.facts.no_entry import NoEntry
-from serve_warm.precompile.parity.check import Check, Checked, Passed, Phase, Tally
+from serve_warm.precompile.parity.check import Check, CheckedCallable, Passed, Phase, Tally
 from serve_warm.precompile.parity.eager import (
     NEVER_REFUSED,
-    Kept,
     NotComparable,
     Outcome,
+    StateBefore,
     TooFar,
     are_alike,
     check_same_kind,
@@ -49,12 +50,12 @@ class Counted(Protocol):
         """Force a new lookup of the code at the next call of each kind."""
 
 
-class _OfThread(threading.local):
+class _CheckingThread(threading.local):
     is_eager = False
     """Whether this thread is in the eager half of a check."""
 
 
-_of_thread = _OfThread()
+_of_thread = _CheckingThread()
 
 
 class Checks:
@@ -74,7 +75,7 @@ class Checks:
         self._checks: weakref.WeakKeyDictionary[Counted, dict[tuple[str, str], Check]] = (
             weakref.WeakKeyDictionary()
         )
-        self._locks: weakref.WeakKeyDictionary[Checked, threading.RLock] = (
+        self._locks: weakref.WeakKeyDictionary[CheckedCallable, threading.RLock] = (
             weakref.WeakKeyDictionary()
         )
         self._lock = threading.Lock()
@@ -89,7 +90,7 @@ class Checks:
 
     def around(
         self,
-        dispatcher: Checked,
+        dispatcher: CheckedCallable,
         entry: Entry,
         fn: Callable[..., Any],
         followed: Callable[..., Any],
@@ -231,13 +232,17 @@ class Checks:
                 dispatcher.forget_calls()
         return check.may_repeat
 
-    def lock_of(self, dispatcher: Checked) -> threading.RLock:
+    def lock_of(self, dispatcher: CheckedCallable) -> threading.RLock:
         """Return the lock that blocks other calls to a callable during a check."""
         with self._lock:
             return self._locks.setdefault(dispatcher, threading.RLock())
 
     def compare(
-        self, dispatcher: Checked, check: Check, fn: Callable[..., Any], tensors: Sequence[Any]
+        self,
+        dispatcher: CheckedCallable,
+        check: Check,
+        fn: Callable[..., Any],
+        tensors: Sequence[Any],
     ) -> None:
         """Compare `fn`, the code of an entry, with eager execution for one call, on copied inputs.
 
@@ -281,7 +286,11 @@ class Checks:
                 self._tally.note(passed)
 
     def answer(
-        self, dispatcher: Checked, check: Check, fn: Callable[..., Any], tensors: Sequence[Any]
+        self,
+        dispatcher: CheckedCallable,
+        check: Check,
+        fn: Callable[..., Any],
+        tensors: Sequence[Any],
     ) -> Any:
         """Return an entry's answer to a call from a request, after comparing the answer with eager.
 
@@ -315,7 +324,7 @@ class Checks:
             dispatcher.forget_calls()
         return out
 
-    def _give_up(self, dispatcher: Checked, check: Check, why: str) -> None:
+    def _give_up(self, dispatcher: CheckedCallable, check: Check, why: str) -> None:
         if check.result is not ParityResult.NOT_COMPARABLE:  # log once, not at each sample
             logger.warning("not comparable: %s%s: %s", dispatcher.name, check.call, why)
         self._note(check, ParityResult.NOT_COMPARABLE)
@@ -326,7 +335,7 @@ class Checks:
             if result is not ParityResult.NOT_SAMPLED or check.result is None:
                 check.result = result
 
-    def _fail(self, dispatcher: Checked, check: Check, why: str) -> None:
+    def _fail(self, dispatcher: CheckedCallable, check: Check, why: str) -> None:
         if check.result is ParityResult.DIFFERENT:
             return  # another thread withdrew it meanwhile
         text = f"{dispatcher.name}{check.call}: {why.partition(': ')[2]}"
@@ -338,25 +347,23 @@ class Checks:
         self._on_failure(text)
 
 
-class _CheckedCode:
+class _CheckedCode(WrapsCode):
     """An entry's code, whose results are compared with eager execution when a check is due."""
 
     def __init__(
         self,
         checks: Checks,
-        dispatcher: Checked,
+        dispatcher: CheckedCallable,
         check: Check,
         fn: Callable[..., Any],
         followed: Callable[..., Any],
         *,
         counted_for: Counted,
     ) -> None:
-        self.__globals__ = getattr(fn, "__globals__", {})
-        """The globals of the entry's function, in which error handlers look for the graph."""
+        super().__init__(fn)
         self._checks = checks
         self._dispatcher = dispatcher
         self._check = check
-        self._fn = fn
         self._followed = followed
         self._counted_for = counted_for
 
@@ -407,7 +414,7 @@ def compare_in_service(
         NotComparable: two eager runs differ, or the call cannot be compared, for example because
             right code may choose another expert than eager in a near-tie.
     """
-    kept = Kept(callee, restore=restore)
+    kept = StateBefore(callee, restore=restore)
     try:
         eager = kept.run(function, tensors)
     except NoEntry as error:
@@ -438,7 +445,9 @@ def compare_in_service(
     return Passed(difference=verdict.difference, near_ties=verdict.near_ties, fixed=verdict.fixed)
 
 
-def _run_compiled(kept: Kept, compiled: Callable[..., Any], tensors: Sequence[Any]) -> Outcome:
+def _run_compiled(
+    kept: StateBefore, compiled: Callable[..., Any], tensors: Sequence[Any]
+) -> Outcome:
     try:
         return kept.run(compiled, tensors)
     except Different:

@@ -26,8 +26,8 @@ from serve_warm.precompile.parity.deciding import RecordChoices, count_close_cho
 from serve_warm.precompile.parity.distance import ENOUGH, Judgement, Results, is_exact, judge
 from serve_warm.precompile.parity.eager import (
     NEVER_REFUSED,
-    Kept,
     Outcome,
+    StateBefore,
     TooFar,
     advise,
     are_alike,
@@ -97,7 +97,7 @@ def compare_in_build(
         if verdict.reason:
             raise TooFar(verdict.reason)
     except Different as wrong:
-        kept = Kept(callee)
+        kept = StateBefore(callee)
         eager, ours = kept.run(function, tensors), kept.run(compiled, tensors)
         advice = advise(eager, ours, lambda: kept.run(function, tensors))
         if not advice and isinstance(wrong, TooFar):
@@ -115,7 +115,7 @@ def compare(
 
     If there is no full-precision run, the verdict says why, and the fixed limit decides. Calls with
     few results are compared with other inputs too. Buffers and random states are restored, as
-    `Kept` does.
+    `StateBefore` does.
 
     Raises:
         Different: the results differ in structure, shape, dtype, integers, or NaN and infinity.
@@ -204,7 +204,7 @@ class _Runs:
         """The inputs that were compared."""
         self.eager_operators: set[str] = set()
         self.dtype = torch.float32
-        self._kept = Kept(callee, restore=restore)
+        self._kept = StateBefore(callee, restore=restore)
         self._function = function
         self._precision: Precision | None = None
         self._dtypes = {each.dtype for each in _tensors_of(callee, tensors)}

@@ -104,7 +104,7 @@ def why_not_twice(
     Runs each of `functions` once, on copies of the tensors. Checks the random numbers of Python and
     torch, the call's tensors and the module's buffers, but not other Python objects.
     """
-    kept = Kept(callee)
+    kept = StateBefore(callee)
     for function in functions:
         outcome = kept.run(function, tensors)
         if outcome.draws:
@@ -136,7 +136,7 @@ class Outcome:
         return [*self.outputs, *self.inputs, *self.buffers]
 
 
-class Kept:
+class StateBefore:
     """The state before a run: buffers, plain tensors, and the random number generators.
 
     The first run must be eager: it shows which plain tensors a call writes (`plain_state`).

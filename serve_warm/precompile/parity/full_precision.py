@@ -23,7 +23,7 @@ from serve_warm._records import record
 from serve_warm._redaction import describe_error
 from serve_warm.precompile.calls.eagerly import eagerly
 from serve_warm.precompile.facts.tensor_parts import READ_FAILURES, OperatorMode, has_parts
-from serve_warm.precompile.parity.eager import Kept, Outcome
+from serve_warm.precompile.parity.eager import Outcome, StateBefore
 from serve_warm.precompile.parity.eager_dtypes import (
     ShowEagerDtypes,
     asked_dtype,
@@ -129,7 +129,7 @@ NOTHING = contextlib.nullcontext()
 
 
 def run_in_full_precision(
-    kept: Kept,
+    kept: StateBefore,
     function: Callable[..., Any],
     tensors: Sequence[Any],
     precision: Precision,
@@ -168,7 +168,7 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
     A tensor from outside the run, such as a parameter, keeps its values. The run uses a cast copy
     of its storage, so that views of the tensor and writes into it affect each other as in eager
     execution. Writes into tensors that are not cast, such as integer buffers, are real writes: the
-    caller restores these tensors, as `Kept` does.
+    caller restores these tensors, as `StateBefore` does.
     """
 
     def __init__(self, precision: Precision) -> None:

@@ -18,7 +18,7 @@ from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.parity.check import KeptCall
 
 if TYPE_CHECKING:
-    from serve_warm.precompile.parity.check import Check, Checked
+    from serve_warm.precompile.parity.check import Check, CheckedCallable
 
 KEPT_BYTES = 64 << 20
 """Limit in bytes for copies of inputs that wait until the replica is idle. If the copies for a call
@@ -31,11 +31,15 @@ class Comparing(Protocol):
     def all_checks(self) -> list[Check]:
         """Return the checks of all entries that were called. The caller must hold the lock."""
 
-    def lock_of(self, dispatcher: Checked) -> threading.RLock:
+    def lock_of(self, dispatcher: CheckedCallable) -> threading.RLock:
         """Return the lock that blocks other calls to a callable during a check."""
 
     def compare(
-        self, dispatcher: Checked, check: Check, fn: Callable[..., Any], tensors: Sequence[Any]
+        self,
+        dispatcher: CheckedCallable,
+        check: Check,
+        fn: Callable[..., Any],
+        tensors: Sequence[Any],
     ) -> None:
         """Compare the code of an entry with eager execution for one call."""
 
@@ -49,7 +53,11 @@ class KeptCalls:
         """Protects the checks, which any thread may use."""
 
     def keep(
-        self, dispatcher: Checked, check: Check, fn: Callable[..., Any], tensors: Sequence[Any]
+        self,
+        dispatcher: CheckedCallable,
+        check: Check,
+        fn: Callable[..., Any],
+        tensors: Sequence[Any],
     ) -> None:
         """Copy the inputs of a call, if memory allows, to check the call's entry later."""
         if check.kept is not None or check.result is not None or not check.may_repeat:
@@ -102,7 +110,7 @@ class KeptCalls:
                     self._check_later(dispatcher, check, kept)
                 return
 
-    def _check_later(self, dispatcher: Checked, check: Check, kept: KeptCall) -> None:
+    def _check_later(self, dispatcher: CheckedCallable, check: Check, kept: KeptCall) -> None:
         state = check.entry.state
         with (
             torch.inference_mode(state["inference_mode"] == "on"),

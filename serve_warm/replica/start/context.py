@@ -113,12 +113,24 @@ class StartContext:
     """The work that was begun during `__init__`, if any."""
 
 
-class Step:
+class StartStep:
     """A part of one start, which works with the data of the start."""
 
     def __init__(self, start: StartContext) -> None:
         self._start = start
-        self._replica = start.replica
-        self._config = start.config
-        self._journal = start.journal
-        self._caches = start.caches
+
+    @property
+    def _replica(self) -> WarmupHost:
+        return self._start.replica
+
+    @property
+    def _config(self) -> WarmupConfig:
+        return self._start.config
+
+    @property
+    def _journal(self) -> Journal:
+        return self._start.journal
+
+    @property
+    def _caches(self) -> CompileCaches:
+        return self._start.caches

@@ -46,7 +46,7 @@ from serve_warm.replica.record.journal import Journal
 from serve_warm.replica.replay.ranks import Ranks
 from serve_warm.replica.replay.timed_calls import Deadline
 from serve_warm.replica.start import prefetch
-from serve_warm.replica.start.context import Step
+from serve_warm.replica.start.context import StartStep
 from serve_warm.replica.start.install import put_in_place
 from serve_warm.replica.start.pack import NARROW, UNVARIED, VARIED
 from serve_warm.replica.start.prepare import CompilesWith, Prepared, prepare_compiler
@@ -92,7 +92,7 @@ class Loaded:
         return compiles_with == "libraries" or (self.artifact is not None and self.artifact.in_use)
 
 
-class Loading(Step):
+class Loading(StartStep):
     """The stages in which one start loads its artifact; call `load`."""
 
     async def load(self, prepared: Prepared, ranks: Ranks, deadline: Deadline) -> Loaded:

@@ -108,7 +108,7 @@ class PrefetchedArtifact:
 
     wanted: ArtifactRequest
     store: Store
-    found: pull.Listing
+    found: pull.VerifiedStatements
     pulled: pull.Pulled
     directory: Path | None
     """Private folder with the unpacked part `cache`, which is not in use yet; None if the part is

@@ -31,7 +31,7 @@ from serve_warm.fingerprint import (
 from serve_warm.inputs import Input, sort_by_size
 from serve_warm.precompile import SESSION
 from serve_warm.replica.replay.timed_calls import Deadline
-from serve_warm.replica.start.context import StartContext, Step
+from serve_warm.replica.start.context import StartContext, StartStep
 from serve_warm.report import Stage
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def makes_artifact(application: str, config: WarmupConfig) -> bool:
     return is_cold_build and application.startswith("serve_warm-")
 
 
-class Preparation(Step):
+class Preparation(StartStep):
     """The PENDING stage of one start. Call `prepare` to run it."""
 
     @property

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The order of a start's stages, with deadlines and policies. Only this module knows the order.
+"""The order of a start's stages and of an update after READY, with deadlines and policies.
 
 A `Warmup` is one start of one replica. A `WarmupHost` provides the facts that only the deployment
 knows: the inputs, the way to call their targets, and the compile arguments. The warm-up writes to a
@@ -256,7 +256,7 @@ class Warmup:
 
     @contextlib.contextmanager
     def _watch_paused(self) -> Iterator[None]:
-        """In the block, count nothing for traffic, and leave READY before the first compile."""
+        """In the block, count and refuse nothing, and leave READY before the first compile."""
         seen = watch_process()
         on_event, forbidden = seen.on_event, seen.forbidden
         seen.on_event, seen.forbidden, seen.on_begin = None, None, self.journal.leave_ready

@@ -15,7 +15,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from serve_warm.precompile.parity.distance_check import compare
-from serve_warm.precompile.parity.eager import Kept
+from serve_warm.precompile.parity.eager import StateBefore
 from serve_warm.precompile.parity.full_precision import (
     TO_DOUBLE,
     FullPrecision,
@@ -35,7 +35,7 @@ def call(callee: Any, *tensors: Any) -> Any:
 
 
 def full(callee: Any, *tensors: Any, precision: Any = PRECISION) -> FullRun:
-    return run_in_full_precision(Kept(callee), call, tensors, precision)
+    return run_in_full_precision(StateBefore(callee), call, tensors, precision)
 
 
 class Attention(nn.Module):
@@ -119,7 +119,7 @@ def test_a_run_agrees_with_a_copy_in_float32(name: str, dtype: torch.dtype, infe
         run = full(model, *given)
 
     with torch.no_grad():
-        exact = Kept(copied).run(call, cast(given, torch.float32))
+        exact = StateBefore(copied).run(call, cast(given, torch.float32))
     expected = [*exact.outputs, *exact.inputs, *exact.buffers]
     torch.testing.assert_close(run.tensors, expected, rtol=1e-5, atol=1e-6, check_dtype=True)
     assert run.eager_operators == ()
@@ -190,7 +190,7 @@ def test_autocast_does_not_round_the_reference():
 def test_random_draws_are_those_of_eager(draw: Any, dtype: torch.dtype):
     """One seed gives the same numbers, although half precision draws other numbers than float32."""
     x = torch.ones(40, dtype=dtype)
-    kept = Kept(draw)
+    kept = StateBefore(draw)
     eager = kept.run(call, [x]).outputs[0]
     run = run_in_full_precision(kept, call, [x], PRECISION)
     assert torch.equal(run.outputs[0], eager.float())
