@@ -522,8 +522,8 @@ SLICES = {
     },
     "replica.start.load": {
         "sorted(trace, key=lambda considered: not considered.accepted)[:TRACE_LINES]",  # records
-        "tuple(map(str, facts.get(NARROW) or ()))[:MOST_LINES]",  # whole lines
-        "tuple(map(str, facts.get(UNVARIED) or ()))[:MOST_LINES]",
+        "[*map(str, facts.get(NARROW) or ())][:MOST_LINES]",  # whole lines
+        "[*map(str, facts.get(UNVARIED) or ())][:MOST_LINES]",
     },
     "replica.replay.narrow": {  # records
         "_group(items, owner)[:MOST_GROUPS]",

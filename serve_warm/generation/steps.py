@@ -165,7 +165,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return int(self.cache.window)
 
 
-class _CompiledStep(nn.Module):
+class _Step(nn.Module):
     """One kind of call: the model, the cache, and the form of the model's arguments."""
 
     def __init__(self, model: Any, slots: SlotCache, form: CallForm) -> None:
@@ -201,7 +201,7 @@ class _CompiledStep(nn.Module):
 
 
 @public
-class Prefill(_CompiledStep):
+class Prefill(_Step):
     """Fills one slot with a prompt and returns the logits after it, of shape (vocabulary,).
 
     `tokens` has shape (1, bucket): the prompt and any padding after it. Embeddings instead of
@@ -233,7 +233,7 @@ class Prefill(_CompiledStep):
 
 
 @public
-class Encode(_CompiledStep):
+class Encode(_Step):
     """Returns the encoder's states for one input: tokens of shape (1, bucket), or features.
 
     `length`, of shape (1,), is the length of a text without padding.
@@ -250,7 +250,7 @@ class Encode(_CompiledStep):
 
 
 @public
-class Begin(_CompiledStep):
+class Begin(_Step):
     """Fills one slot from the encoder's states and a first token; returns the next logits.
 
     `states` has shape (1, bucket, width); `length`, `token` and `slot` have shape (1,).
@@ -279,7 +279,7 @@ class Begin(_CompiledStep):
 
 
 @public
-class Decode(_CompiledStep):
+class Decode(_Step):
     """Returns the logits for the next token of every slot, of shape (slots, vocabulary).
 
     `tokens` and `positions` have shape (slots,). A slot whose position is `max_length` is idle: its

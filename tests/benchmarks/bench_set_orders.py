@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     asked = parser.parse_args()
     served = levels()
-    rows, failed = [], []
+    rows, failed = [], {}
     with (
         tempfile.TemporaryDirectory() as folder,
         processes(Path(folder), "trace") as started,
@@ -52,7 +52,7 @@ def main() -> None:
         for name in [*ROWS, *SECOND]:
             answer = started["trace"].ask(name, 2, Path(folder), LIMIT_S)
             if "sets" not in answer:
-                failed.append(name)
+                failed[name] = answer.get("failed", "no answer")
             elif answer["sets"]:
                 rows.append({"name": name, "sets": answer["sets"], "has_entry": served[name]})
                 sys.stdout.write(f"{name}: {answer['sets']} sets\n")

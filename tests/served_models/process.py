@@ -123,12 +123,10 @@ def compile_cold(row: Row, level: int, folder: Path) -> dict[str, Any]:
 def trace(row: Row, level: int, folder: Path) -> dict[str, Any]:
     """Return over how many sets the first call of a row iterates, in an order of their own.
 
-    Nothing is compiled. A call that cannot be traced into one graph fails.
+    Nothing is compiled. A trace without an entry, such as one with a graph break, fails.
     """
     del level, folder
     model, target = _model_of(row)
-    with torch.inference_mode():
-        _call(target, _inputs_of(row, model, 0))  # a build has made a call before it traces
     given, orders = _inputs_of(row, model, 0), Orders()
     settings = {"allow_rnn": True, "specialize_float": True}
     with torch.inference_mode(), all_guarded(orders.begin), torch._dynamo.config.patch(settings):
