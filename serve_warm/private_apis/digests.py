@@ -16,7 +16,7 @@ from typing import Literal, TypedDict
 
 from serve_warm._records import record
 from serve_warm.private_apis.sources import PackageSources
-from serve_warm.private_apis.table import TABLE, Patch, numbers
+from serve_warm.private_apis.table import TABLE, Patch
 
 FILE = Path(__file__).with_name("digests.json")
 
@@ -31,8 +31,6 @@ class Judged:
     verdict: Verdict
     digest: str
     """Of the function in this version, or empty if there is none."""
-    known_from: str = ""
-    """The newest tested version with the same function."""
 
     def __str__(self) -> str:
         """Return what was found, in words."""
@@ -69,7 +67,6 @@ def judge(package: str, version: str, sources: PackageSources, *, level: int = 1
         _judge(
             each,
             known.get(each.name, "") if same else digest_of(each, sources),
-            same,
             version,
             versions,
         )
@@ -85,17 +82,12 @@ def _same_files(sources: PackageSources, versions: Mapping[str, Tested]) -> str:
     return ""
 
 
-def _judge(
-    patch: Patch, digest: str, same: str, version: str, versions: Mapping[str, Tested]
-) -> Judged:
+def _judge(patch: Patch, digest: str, version: str, versions: Mapping[str, Tested]) -> Judged:
     if not digest:
         verdict: Verdict = "gone" if patch.is_in(version) else "not in this version"
         return Judged(patch=patch, verdict=verdict, digest="")
-    such = [name for name, each in versions.items() if each["functions"].get(patch.name) == digest]
-    newest = same or max(such, key=numbers, default="")
-    return Judged(
-        patch=patch, verdict="known" if newest else "changed", digest=digest, known_from=newest
-    )
+    known = any(each["functions"].get(patch.name) == digest for each in versions.values())
+    return Judged(patch=patch, verdict="known" if known else "changed", digest=digest)
 
 
 def unknown(judged: Iterable[Judged]) -> list[Judged]:
