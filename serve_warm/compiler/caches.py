@@ -1,10 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's caches of compiled code: cache folders and precompiled headers.
-
-torch's names for precompiled headers are private; each function says in which version the names
-were seen.
-"""
+"""Torch's caches of compiled code: cache folders and precompiled headers."""
 
 from __future__ import annotations
 
