@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -393,24 +394,40 @@ def find_compiled(owner: Any, functions: Iterable[Any] = ()) -> list[tuple[str, 
     if "torch" not in sys.modules:
         return []
     found: list[tuple[str, Any]] = []
-    waiting, seen = deque([("self", owner, PATH_DEPTH)]), {id(owner)}
-    for path, value in (*_list_of_class(type(owner)), *_list_globals(functions)):
+    # Most paths lead to no compiled object, so they become text only at the end: a tokenizer holds
+    # tens of thousands of tokens, and hiding credentials takes 100 microseconds for each text.
+    root: tuple[str | _Subscript, ...] = ("self",)
+    waiting, seen = deque([(root, owner, PATH_DEPTH)]), {id(owner)}
+    for name, value in (*_list_of_class(type(owner)), *_list_globals(functions)):
         if id(value) not in seen and not isinstance(value, PLAIN):
             seen.add(id(value))
-            waiting.append((path, value, PATH_DEPTH - 1))
+            waiting.append(((name,), value, PATH_DEPTH - 1))
     while waiting:
         path, value, depth = waiting.popleft()
         if value is not owner and _is_itself_compiled(value):
-            found.append((path, value))
+            found.append(("".join(map(str, path)), value))
             continue
         parts = _named_parts(value) if depth else ()
-        for name, below in parts:
+        for part, below in parts:
             if len(seen) >= LOOKED_AT:
                 return found
             if id(below) not in seen and not isinstance(below, PLAIN):
                 seen.add(id(below))
-                waiting.append((path + name, below, depth - 1))
+                waiting.append(((*path, part), below, depth - 1))
     return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Subscript:
+    """A key of a mapping, as part of a path."""
+
+    key: Any
+
+    def __str__(self) -> str:
+        # The `repr` of another class may run code of the application.
+        is_plain = type(self.key) in (str, bytes, int, float, bool, type(None))
+        text = repr(self.key) if is_plain else f"<{type(self.key).__name__}>"
+        return f"[{excerpt(text)}]"
 
 
 def _list_of_class(kind: type) -> Iterator[tuple[str, Any]]:
@@ -459,12 +476,12 @@ def _calls_of(value: Any) -> list[Any]:
     return [each for each in (value, in_place) if each is not None]
 
 
-def _named_parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _named_parts(value: Any) -> Iterator[tuple[str | _Subscript, Any]]:
     if isinstance(value, Mapping):
         items = list(itertools.islice(value.items(), LOOKED_AT))
-        yield from ((f"[{excerpt(repr(key))}]", item) for key, item in items)
+        yield from ((_Subscript(key), item) for key, item in items)
     elif isinstance(value, (list, tuple)):
-        yield from ((f"[{number}]", item) for number, item in enumerate(value))
+        yield from ((_Subscript(number), item) for number, item in enumerate(value))
     elif _is_module(value):
         yield from ((f".{name}", item) for name, item in value.named_children())
     elif not isinstance(value, PLAIN) and not _is_foreign(type(value)):
