@@ -38,6 +38,7 @@ from serve_warm.builder.cluster import Cluster, Progress, ReadyReplica
 from serve_warm.builder.torch_cache import TorchCache
 from serve_warm.errors import BuildFailed, ConfigError
 from serve_warm.inputs import Input
+from serve_warm.private_apis import module_names
 from serve_warm.report import Stage
 
 MODES = ("cold", "torch_bytes", "warm")
@@ -246,8 +247,9 @@ def _median(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def measure_imports() -> float:
     """Return how many seconds a fresh process takes to import torch, its compiler and Serve."""
     code = (
-        "import time; start = time.perf_counter(); import torch, torch._dynamo, "
-        "torch._inductor.compile_fx; from ray import serve; print(time.perf_counter() - start)"
+        "import time; start = time.perf_counter(); "
+        f"import torch, {module_names.DYNAMO}, {module_names.COMPILE_FX}; from ray import serve; "
+        "print(time.perf_counter() - start)"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True

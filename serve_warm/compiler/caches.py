@@ -17,7 +17,7 @@ from serve_warm import _private_folders
 from serve_warm.compiler.cpp_commands import rewrite_commands
 from serve_warm.compiler.cpu_target import force_setting
 from serve_warm.compiler.imports import when_imported
-from serve_warm.private_apis import inductor, patches
+from serve_warm.private_apis import dynamo, inductor, module_names, patches
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def defer_precompiled_headers() -> None:
     2.13, `_precompile_header` of codecache.py). Only the compiler's command line uses the path of
     the header. So a placeholder replaces the path until a compiler runs.
     """
-    when_imported("torch._inductor.codecache", _defer_headers)
+    when_imported(module_names.CODECACHE, _defer_headers)
 
 
 def _defer_headers(_: ModuleType) -> None:
@@ -69,10 +69,10 @@ def keep_headers_private(whose: Literal["shared", "own"] = "shared") -> None:
     A start calls this before and after the user's `__init__`, which may compile headers. So the
     folder is chosen only once, when Inductor is imported: it is new if any call was with `own`.
     """
-    if whose == "own" and _asked == {"shared"} and "torch._inductor.codecache" in sys.modules:
+    if whose == "own" and _asked == {"shared"} and module_names.CODECACHE in sys.modules:
         logger.warning("this build uses C++ headers that this user's other processes can write to")
     _asked.add(whose)
-    when_imported("torch._inductor.codecache", _move_headers)
+    when_imported(module_names.CODECACHE, _move_headers)
 
 
 _asked: set[str] = set()
@@ -88,7 +88,7 @@ def _move_headers(codecache: ModuleType) -> None:
         # This version of torch keeps headers elsewhere, so do not precompile any. Each kernel then
         # takes about 1 s longer.
         force_setting(
-            sys.modules["torch._inductor.config"], "cpp_cache_precompile_headers", value=False
+            sys.modules[module_names.INDUCTOR_CONFIG], "cpp_cache_precompile_headers", value=False
         )
 
 
@@ -119,12 +119,12 @@ def forget_compiled() -> None:
     without this call, Inductor would reuse a broken kernel even after the cache directory has
     changed.
     """
-    if "torch._dynamo" not in sys.modules:
+    if not dynamo.is_imported():
         return
     import torch
 
     torch.compiler.reset()
-    inductor.forget_loaded_kernels(sys.modules.get("torch._inductor.utils"))
+    inductor.forget_loaded_kernels(sys.modules.get(module_names.INDUCTOR_UTILS))
 
 
 def private_directory() -> Path:

@@ -176,7 +176,7 @@ def how_to_raise_the_limit(limit: int) -> str:
 
 def uses_cuda_graphs(owner: Any) -> bool:
     """Return whether compiled code on `owner` records CUDA graphs on this machine."""
-    if "torch._dynamo" not in sys.modules:
+    if not dynamo.is_imported():
         return False
     import torch
 
@@ -189,7 +189,7 @@ def uses_cuda_graphs(owner: Any) -> bool:
 
 def _backends_of(value: Any) -> list[Any]:
     """Return the backend objects of a compiled function, or of a module's compiled parts."""
-    if "torch._dynamo" not in sys.modules:  # imported by torch.compile
+    if not dynamo.is_imported():  # imported by torch.compile
         return []
     import torch
 
@@ -465,7 +465,7 @@ def _is_module(value: Any) -> bool:
 def _is_itself_compiled(value: Any) -> bool:
     if _find_dispatcher(value) is not None:
         return True
-    if not (_is_module(value) or inspect.isroutine(value)) or "torch._dynamo" not in sys.modules:
+    if not (_is_module(value) or inspect.isroutine(value)) or not dynamo.is_imported():
         return False
     return any(_callback_of(each) not in (None, False) for each in _calls_of(value))
 
@@ -493,7 +493,7 @@ def _was_entered(value: Any, entered: Collection[int]) -> bool:
     dispatchers = [_find_dispatcher(each) for each in _calls_of(value)]
     if any(each is not None and each.was_called() for each in dispatchers):
         return True
-    if "torch._dynamo" not in sys.modules:
+    if not dynamo.is_imported():
         return False
     return any(id(_callback_of(each)) in entered for each in _calls_of(value))
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 from serve_warm.compiler.imports import when_imported
-from serve_warm.private_apis import patches
+from serve_warm.private_apis import module_names, patches
 
 OBJECT_SUFFIXES = (".so", ".o", ".a", ".dylib", ".pyd", ".dll")
 """Suffixes of the output files of a compile. `g++ --version` and preprocessing write no such
@@ -25,7 +25,7 @@ file."""
 def rewrite_commands(rewrite: Callable[[str], str]) -> None:
     """From now on, run `rewrite(command)` instead of each command. Call this once per process."""
     _rewrites.append(rewrite)
-    when_imported("torch._inductor.cpp_builder", _hook)
+    when_imported(module_names.CPP_BUILDER, _hook)
 
 
 def time_compiles(note: Callable[[float], None]) -> None:
@@ -34,7 +34,7 @@ def time_compiles(note: Callable[[float], None]) -> None:
     The time does not include that of `rewrite_commands`. Call this once per process.
     """
     _notes.append(note)
-    when_imported("torch._inductor.cpp_builder", _hook)
+    when_imported(module_names.CPP_BUILDER, _hook)
 
 
 _rewrites: list[Callable[[str], str]] = []

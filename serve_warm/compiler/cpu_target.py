@@ -20,7 +20,7 @@ from typing import Any
 from serve_warm import fingerprint
 from serve_warm.compiler.imports import when_imported
 from serve_warm.errors import CompilerMissing, ConfigError
-from serve_warm.private_apis import inductor, patches
+from serve_warm.private_apis import inductor, module_names, patches
 
 
 def require_compiler(environ: Mapping[str, str]) -> None:
@@ -96,7 +96,7 @@ def isa_checks() -> IsaChecks:
     with _isa_lock:
         if _isa_checks is None:
             _isa_checks = IsaChecks()
-            when_imported("torch._inductor.cpu_vec_isa", _isa_checks.hook)
+            when_imported(module_names.CPU_VEC_ISA, _isa_checks.hook)
         return _isa_checks
 
 
@@ -123,8 +123,8 @@ def pin_portable_cpu() -> Sequence[str]:
         )
     lacking = fingerprint.lacking(fingerprint.read_cpu_isa())
     if not lacking:
-        when_imported("torch._inductor.config", _pin_settings)
-        when_imported("torch._inductor.cpu_vec_isa", _probe_avx2_only)
+        when_imported(module_names.INDUCTOR_CONFIG, _pin_settings)
+        when_imported(module_names.CPU_VEC_ISA, _probe_avx2_only)
     return lacking
 
 

@@ -40,7 +40,7 @@ from serve_warm._redaction import first_line
 from serve_warm.compiler.gpus import is_cuda_initialized
 from serve_warm.compiler.imports import when_imported
 from serve_warm.inputs import InputSignature
-from serve_warm.private_apis import inductor, patches
+from serve_warm.private_apis import inductor, module_names, patches
 from serve_warm.report import CompileEvent, DeviceMemory
 
 SKIP_USERS = ("cudagraph_trees", "output_code", "compile_fx")
@@ -54,10 +54,8 @@ def observe(note: Callable[[CompileEvent], None], ran_eagerly: Callable[[], None
     """
     _observers.append(note)
     when_imported("torch.cuda.graphs", functools.partial(_hook_graphs, note))
-    when_imported(
-        "torch._inductor.cudagraph_trees", functools.partial(_hook_trees, note, ran_eagerly)
-    )
-    when_imported("torch._inductor.cudagraph_utils", functools.partial(_hook_skips, note))
+    when_imported(module_names.CUDAGRAPH_TREES, functools.partial(_hook_trees, note, ran_eagerly))
+    when_imported(module_names.CUDAGRAPH_UTILS, functools.partial(_hook_skips, note))
 
 
 _observers: list[Callable[[CompileEvent], None]] = []
@@ -114,7 +112,7 @@ def alone() -> Iterator[None]:
     lock after their own lock (`_hook_trees`). A capture that began before torch's graph trees were
     imported holds only serve_warm's lock.
     """
-    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    trees = sys.modules.get(module_names.CUDAGRAPH_TREES)
     theirs = getattr(trees, "graph_capture_lock", None) or contextlib.nullcontext()
     with theirs, _one_at_a_time:
         yield

@@ -13,42 +13,23 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 
 from serve_warm._after_import import AfterImport
+from serve_warm.private_apis import dynamo, module_names
 from serve_warm.private_apis.cpython import calling_frame
-from serve_warm.private_apis.dynamo import import_dynamo
 from serve_warm.private_apis.inductor import import_inductor
 
-COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
+COMPILER_MODULES = (module_names.DYNAMO, module_names.INDUCTOR)
 """The two halves of torch's compiler."""
-
-HOOKED = (
-    "torch._dynamo",
-    "torch._dynamo.eval_frame",
-    "torch._inductor.autotune_process",
-    "torch._inductor.codecache",
-    "torch._inductor.config",
-    "torch._inductor.cpp_builder",
-    "torch._inductor.cpu_vec_isa",
-    "torch._inductor.cudagraph_trees",
-    "torch._inductor.cudagraph_utils",
-    "torch._inductor.runtime.triton_heuristics",
-    "torch._inductor.select_algorithm",
-    "torch.cuda.graphs",
-    "triton",
-    "triton.runtime.autotuner",
-    "triton.runtime.build",
-)
-"""The modules that `when_imported` accepts."""
 
 
 def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
-    """Call `call(module)` after the import of the module `name` of `HOOKED`: see `AfterImport`.
+    """Call `call(module)` after the import of the module `name`: see `AfterImport`.
 
-    For example, after `when_imported("torch._dynamo", print)` Python prints Dynamo's module.
+    `name` is one of `module_names.HOOKED`.
     """
     _after_import.make(name, call)
 
 
-_after_import = AfterImport(HOOKED)
+_after_import = AfterImport(module_names.HOOKED)
 
 
 class Importer:
@@ -60,8 +41,8 @@ class Importer:
 
     def watch(self) -> None:
         """From now on, record which line of code imports Dynamo."""
-        if "torch._dynamo" not in sys.modules:
-            when_imported("torch._dynamo", self._note)
+        if not dynamo.is_imported():
+            when_imported(module_names.DYNAMO, self._note)
 
     def _note(self, _: ModuleType) -> None:
         self.place = find_importer()
@@ -102,5 +83,5 @@ def import_compiler() -> None:
 
     Some versions of torch (2.11) query CUDA devices during the import.
     """
-    import_dynamo()
+    dynamo.import_dynamo()
     import_inductor()

@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 
 from serve_warm.compiler.imports import when_imported
 from serve_warm.compiler.watch import watch_process
-from serve_warm.private_apis import dynamo
+from serve_warm.private_apis import dynamo, module_names
 
 
 @contextlib.contextmanager
@@ -23,13 +22,13 @@ def forbid() -> Iterator[None]:
     """
     global _forbidding  # noqa: PLW0603  (the stance is process-wide too)
     with contextlib.ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:
+        if dynamo.is_imported():
             stack.enter_context(_forbidden_to_dynamo())
         else:
             # Nothing can compile yet. If a thread imports Dynamo later, compiling must be forbidden
             # from then on.
             _forbidding = stack
-            when_imported("torch._dynamo", _forbid_from_its_import)
+            when_imported(module_names.DYNAMO, _forbid_from_its_import)
         try:
             yield
         finally:
@@ -76,7 +75,7 @@ def falls_counted() -> Iterator[None]:
     of `forbid` if an error in one rank would leave other ranks waiting.
     """
     with contextlib.ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:
+        if dynamo.is_imported():
             stack.enter_context(_look_at_fallen_again())
         yield
 

@@ -8,11 +8,8 @@ report of a replica names the switch that it found.
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 from serve_warm.config import environment
-from serve_warm.private_apis.dynamo import imported_stance
+from serve_warm.private_apis import dynamo
 
 NULL_COMPILE = "TORCHDYNAMO_DISABLE"
 """With this variable, `torch.compile` returns the model or function that it was given."""
@@ -29,8 +26,8 @@ def find_off_switch() -> str:
     if environment().get(NULL_COMPILE) == "1":
         return f"{NULL_COMPILE}=1 in the environment turns torch.compile off: remove the variable"
     is_in_environment = environment().get(NO_TRACING) == "1"
-    config: Any = sys.modules.get("torch._dynamo.config")
-    if is_in_environment if config is None else config.disable:
+    switch = dynamo.imported_switch()
+    if is_in_environment if switch is None else switch:
         if is_in_environment:
             return f"{NO_TRACING}=1 in the environment turns torch.compile off: remove the variable"
         return "torch._dynamo.config.disable = True turns torch.compile off: remove this setting"
@@ -43,7 +40,7 @@ def find_switch() -> str:
 
 
 def _stance() -> str:
-    return imported_stance() or OURS[0]  # without Dynamo, no stance was set
+    return dynamo.imported_stance() or OURS[0]  # without Dynamo, no stance was set
 
 
 def _describe_stance() -> str:

@@ -43,7 +43,7 @@ from typing import Any
 from serve_warm.compiler.imports import when_imported
 from serve_warm.config import point_triton_at_ptxas
 from serve_warm.errors import ArtifactRefused
-from serve_warm.private_apis import inductor, patches
+from serve_warm.private_apis import inductor, module_names, patches
 from serve_warm.report import CompileEvent
 
 BINARY_SUFFIXES = (".cubin", ".hsaco", ".spv", ".metallib")
@@ -61,12 +61,10 @@ def observe(note: Callable[[CompileEvent], None]) -> None:
 
     Call this once per process.
     """
-    when_imported(
-        "torch._inductor.runtime.triton_heuristics", functools.partial(_hook_inductor, note)
-    )
-    when_imported("torch._inductor.select_algorithm", functools.partial(_hook_templates, note))
-    when_imported("torch._inductor.autotune_process", functools.partial(_hook_pipelined, note))
-    when_imported("triton.runtime.autotuner", functools.partial(_hook_triton, note))
+    when_imported(module_names.TRITON_HEURISTICS, functools.partial(_hook_inductor, note))
+    when_imported(module_names.SELECT_ALGORITHM, functools.partial(_hook_templates, note))
+    when_imported(module_names.AUTOTUNE_PROCESS, functools.partial(_hook_pipelined, note))
+    when_imported(module_names.TRITON_AUTOTUNER, functools.partial(_hook_triton, note))
     use_ptxas_of_torch()
 
 

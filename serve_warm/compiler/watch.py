@@ -34,7 +34,7 @@ from serve_warm.compiler.branches import Branches
 from serve_warm.compiler.imports import when_imported
 from serve_warm.compiler.switches import find_switch
 from serve_warm.inputs import InputSignature
-from serve_warm.private_apis import dynamo, patches
+from serve_warm.private_apis import dynamo, module_names, patches
 from serve_warm.report import CompileEvent, Counts
 
 logger = logging.getLogger(__name__)
@@ -386,8 +386,8 @@ def watch_process() -> CompileCounter:
     with _install_lock:
         if _the_watch is None:
             seen = CompileCounter()
-            when_imported("torch._dynamo.eval_frame", functools.partial(_hook_dynamo, seen))
-            when_imported("triton.runtime.build", functools.partial(_hook_triton, seen))
+            when_imported(module_names.EVAL_FRAME, functools.partial(_hook_dynamo, seen))
+            when_imported(module_names.TRITON_BUILD, functools.partial(_hook_triton, seen))
             cpp_commands.time_compiles(seen.note_compiler_run)
             cuda_graphs.observe(seen.note, seen.note_eager_run)
             triton_kernels.observe(seen.note)

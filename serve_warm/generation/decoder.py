@@ -20,6 +20,7 @@ from serve_warm._package import public
 from serve_warm.errors import ConfigError, GenerationRefused
 from serve_warm.generation.same_model import Active, SameModel, refuse_change
 from serve_warm.precompile import SESSION, describe_failure
+from serve_warm.private_apis import dynamo
 
 
 def _no_step(*_arguments: Any) -> Any:
@@ -205,7 +206,7 @@ class CachedDecoder:
     def _run(self, step: Callable[..., Any], *given: torch.Tensor) -> torch.Tensor:
         try:
             made: torch.Tensor = step(*given)
-        except _unsupported() as error:
+        except dynamo.imported_errors_without_graph() as error:
             raise ConfigError(
                 f"a step of the model cannot be compiled as one graph: {describe_failure(error)}",
                 hint="change that line of the model, or serve the model without compile_generation",
@@ -260,9 +261,3 @@ class CachedDecoder:
 
     def _moved(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         return [tensor.to(self.device) for tensor in tensors]
-
-
-def _unsupported() -> tuple[type[Exception], ...]:
-    """Return torch.compile's exceptions for code without a graph; empty without Dynamo."""
-    dynamo: Any = sys.modules.get("torch._dynamo.exc")
-    return () if dynamo is None else (dynamo.Unsupported, dynamo.UserError)

@@ -14,21 +14,38 @@ from contextlib import AbstractContextManager
 from types import CodeType, FrameType
 from typing import Any, cast
 
+from serve_warm.private_apis import module_names
+
 # Without an import --------------------------------------------------------------------------------
+
+
+def is_imported() -> bool:
+    """Return whether Dynamo is loaded, or is being imported."""
+    return module_names.DYNAMO in sys.modules
+
+
+def imported_switch() -> bool | None:
+    """Return whether a setting turns Dynamo off; None before the import."""
+    config = sys.modules.get(module_names.DYNAMO_CONFIG)
+    return None if config is None else bool(config.disable)
+
+
+def imported_errors_without_graph() -> tuple[type[Exception], ...]:
+    """Return Dynamo's exceptions for code without a graph; empty before the import."""
+    errors = sys.modules.get(module_names.DYNAMO_ERRORS)
+    return () if errors is None else (errors.Unsupported, errors.UserError)
 
 
 def imported_compiled_module_class() -> type | None:
     """Return the class of torch.compile's modules, or None before Dynamo is imported."""
     # A module that is being imported has no class yet.
-    found: type | None = getattr(
-        sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None
-    )
+    found: type | None = getattr(sys.modules.get(module_names.EVAL_FRAME), "OptimizedModule", None)
     return found
 
 
 def imported_stance() -> str | None:
     """Return the stance of this process (`torch.compiler.set_stance`); None before the import."""
-    stance = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+    stance = getattr(sys.modules.get(module_names.EVAL_FRAME), "_stance", None)
     found: str | None = getattr(stance, "stance", None)
     return found
 

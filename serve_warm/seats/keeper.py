@@ -33,6 +33,7 @@ import ray
 from serve_warm.config import Seats
 from serve_warm.errors import ServeWarmError, WarmupFailed
 from serve_warm.node import boot_s
+from serve_warm.private_apis import module_names
 from serve_warm.private_apis.ray_raylet import Address, address_of_raylet, prestart_workers
 from serve_warm.seats import preload
 from serve_warm.seats import use as seat_use
@@ -221,7 +222,7 @@ class ReplicaSeats:
         return use if self._keeper is None else self._keeper.describe(use)
 
 
-OF_REPLICAS = ("ray.serve._private.replica", "ray.serve._private.controller")
+OF_REPLICAS = (module_names.SERVE_REPLICA, module_names.SERVE_CONTROLLER)
 """Modules that Ray imports when a worker becomes a replica (2.53 to 2.60)."""
 
 
@@ -238,7 +239,7 @@ def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
     wanted += [name for name in OF_REPLICAS if name in names]
     # A package that the app uses may import only Dynamo, as transformers does. Then nothing
     # compiles.
-    wanted += [name for name in ("torch._dynamo", "torch._inductor.compile_fx") if name in names]
+    wanted += [name for name in (module_names.DYNAMO, module_names.COMPILE_FX) if name in names]
     wanted += sorted(name for name in names if name.startswith("serve_warm."))
     return tuple(dict.fromkeys(wanted))
 

@@ -395,6 +395,11 @@ def private_violations(source: str, module: str, *, is_package: bool = False) ->
             name = node.args[1]
             if isinstance(name, ast.Constant) and is_private(str(name.value)):
                 yield f"{module}:{node.lineno} reads {name.value!r}: use private_apis"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            package, *names = node.value.split(".")
+            is_path = all(name.isidentifier() for name in names[:-1])
+            if package in FOREIGN and is_path and any(map(is_private, names)):
+                yield f"{module}:{node.lineno} names {node.value!r}: use private_apis"
 
 
 def is_private(name: str) -> bool:
@@ -454,6 +459,7 @@ def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) ->
         (private_violations, "compiler.x", "from torch import _dynamo"),
         (private_violations, "replica.x", "def f():\n import ray.serve._private.constants"),
         (private_violations, "precompile.facts.x", "x = getattr(y, '_private', None)"),
+        (private_violations, "replica.x", "x = sys.modules.get('torch._dynamo.exc')"),
         (patch_violations, "compiler.x", "import torch\nsetattr(torch.nn.Module, 'x', f)"),
     ],
 )

@@ -26,6 +26,7 @@ import torch
 
 from serve_warm._package import PACKAGE
 from serve_warm.precompile.facts.tensor_parts import OperatorMode, has_parts, plain_parts
+from serve_warm.private_apis import module_names
 from serve_warm.private_apis.torch_c import schema_of, storage_id, version_of
 
 DEPTH = 6
@@ -40,7 +41,7 @@ LARGE_BYTES = 1 << 24
 COPIED_BYTES = 1 << 30
 """Size of all copies after which every further tensor is treated as a large tensor."""
 
-COMPILERS = (PACKAGE, "torch._")
+COMPILERS = (PACKAGE, module_names.PRIVATE_PREFIX)
 """Module name prefixes of objects that do not belong to the user."""
 
 OF_MODULES = frozenset(vars(torch.nn.Module()))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from serve_warm._records import record
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import UNREADABLE, decode_key, encode_key
-from serve_warm.private_apis import cpython, dynamo
+from serve_warm.private_apis import cpython, dynamo, module_names
 from serve_warm.private_apis.patches import Change
 
 if TYPE_CHECKING:
@@ -170,18 +170,16 @@ BOOKKEEPING = (
 """Methods of Dynamo's dicts whose reads do not affect the graph. `call_method` guards the keys
 itself, except in methods that look up one key (2.13)."""
 
-DYNAMO = "torch._dynamo."
-
-WRITES_CODE = (f"{DYNAMO}side_effects", f"{DYNAMO}codegen", f"{DYNAMO}output_graph")
+WRITES_CODE = (module_names.SIDE_EFFECTS, module_names.CODEGEN, module_names.OUTPUT_GRAPH)
 """Modules that read dicts to write code, and to keep track of changes."""
 
 
 def _is_bookkeeping(frame: Any) -> bool:
     """Return whether a frame reads a dict without an effect on the graph."""
     module = str(frame.f_globals.get("__name__"))
-    if module in (f"{DYNAMO}variables.dicts", f"{DYNAMO}variables.base"):
+    if module in (module_names.DICT_VARIABLES, module_names.VARIABLES):
         return frame.f_code.co_name in BOOKKEEPING
-    return module in WRITES_CODE or not module.startswith(DYNAMO)
+    return module in WRITES_CODE or not module.startswith(f"{module_names.DYNAMO}.")
 
 
 def _noting_key(original: Callable[..., Any], note: Callable[[Any], Lookups]) -> Callable[..., Any]:

@@ -21,10 +21,11 @@ from pathlib import Path
 from serve_warm._records import record
 from serve_warm._redaction import excerpt
 from serve_warm.config import environment
+from serve_warm.private_apis import module_names
 
 CACHES = "TORCHINDUCTOR_CACHE_DIR"
 
-COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
+COMPILERS = (module_names.DYNAMO, module_names.INDUCTOR, "triton")
 """Where the exceptions are defined that wrap each error of a compile."""
 
 MEGABYTE = 1 << 20

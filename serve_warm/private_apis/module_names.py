@@ -1,0 +1,68 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Names of private modules of torch, Triton and Ray, for code that must not import them.
+
+Such code asks whether a module is loaded, or waits until another import has loaded it. All names
+are the same in torch 2.11 to 2.15, Triton 3.6 and Ray 2.54 to 2.60.
+"""
+
+from __future__ import annotations
+
+PRIVATE_PREFIX = "torch._"
+"""With what the names of torch's private modules begin."""
+
+DYNAMO = "torch._dynamo"
+"""Dynamo, which `torch.compile` imports."""
+
+DYNAMO_CONFIG = "torch._dynamo.config"
+DYNAMO_ERRORS = "torch._dynamo.exc"
+EVAL_FRAME = "torch._dynamo.eval_frame"
+"""The module through which compiled callables enter Dynamo."""
+
+CODEGEN = "torch._dynamo.codegen"
+OUTPUT_GRAPH = "torch._dynamo.output_graph"
+SIDE_EFFECTS = "torch._dynamo.side_effects"
+VARIABLES = "torch._dynamo.variables.base"
+DICT_VARIABLES = "torch._dynamo.variables.dicts"
+
+INDUCTOR = "torch._inductor"
+"""Inductor, which Dynamo imports at the first compile."""
+
+AUTOTUNE_PROCESS = "torch._inductor.autotune_process"
+CODECACHE = "torch._inductor.codecache"
+COMPILE_FX = "torch._inductor.compile_fx"
+"""The module that imports almost all of Inductor."""
+
+CPP_BUILDER = "torch._inductor.cpp_builder"
+CPU_VEC_ISA = "torch._inductor.cpu_vec_isa"
+CUDAGRAPH_TREES = "torch._inductor.cudagraph_trees"
+CUDAGRAPH_UTILS = "torch._inductor.cudagraph_utils"
+INDUCTOR_CONFIG = "torch._inductor.config"
+INDUCTOR_UTILS = "torch._inductor.utils"
+SELECT_ALGORITHM = "torch._inductor.select_algorithm"
+TRITON_HEURISTICS = "torch._inductor.runtime.triton_heuristics"
+
+TRITON_AUTOTUNER = "triton.runtime.autotuner"
+TRITON_BUILD = "triton.runtime.build"
+
+SERVE_CONTROLLER = "ray.serve._private.controller"
+SERVE_REPLICA = "ray.serve._private.replica"
+
+HOOKED = (
+    DYNAMO,
+    EVAL_FRAME,
+    AUTOTUNE_PROCESS,
+    CODECACHE,
+    INDUCTOR_CONFIG,
+    CPP_BUILDER,
+    CPU_VEC_ISA,
+    CUDAGRAPH_TREES,
+    CUDAGRAPH_UTILS,
+    TRITON_HEURISTICS,
+    SELECT_ALGORITHM,
+    "torch.cuda.graphs",
+    "triton",
+    TRITON_AUTOTUNER,
+    TRITON_BUILD,
+)
+"""The modules whose import `compiler.imports.when_imported` accepts."""
