@@ -17,6 +17,7 @@ from serve_warm import _private_folders
 from serve_warm.compiler.cpp_commands import rewrite_commands
 from serve_warm.compiler.cpu_target import force_setting
 from serve_warm.compiler.imports import when_imported
+from serve_warm.errors import ConfigError
 from serve_warm.private_apis import dynamo, inductor, module_names, patches
 
 logger = logging.getLogger(__name__)
@@ -68,9 +69,16 @@ def keep_headers_private(whose: Literal["shared", "own"] = "shared") -> None:
 
     A start calls this before and after the user's `__init__`, which may compile headers. So the
     folder is chosen only once, when Inductor is imported: it is new if any call was with `own`.
+
+    Raises:
+        ConfigError: `own` comes after Inductor was imported with the shared folder.
     """
     if whose == "own" and _asked == {"shared"} and module_names.CODECACHE in sys.modules:
-        logger.warning("this build uses C++ headers that this user's other processes can write to")
+        raise ConfigError(
+            "this start cannot make an artifact: its C++ headers are in a folder that other "
+            "processes of this user can write to",
+            hint="do not change the deployment's warm-up settings in __init__",
+        )
     _asked.add(whose)
     when_imported(module_names.CODECACHE, _move_headers)
 

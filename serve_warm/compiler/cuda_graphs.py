@@ -41,10 +41,8 @@ from serve_warm.compiler.gpus import is_cuda_initialized
 from serve_warm.compiler.imports import when_imported
 from serve_warm.inputs import InputSignature
 from serve_warm.private_apis import inductor, module_names, patches
+from serve_warm.private_apis.table import SKIP_USERS
 from serve_warm.report import CompileEvent, DeviceMemory
-
-SKIP_USERS = ("cudagraph_trees", "output_code", "compile_fx")
-"""Inductor modules that import the function that records a skip."""
 
 
 def observe(note: Callable[[CompileEvent], None], ran_eagerly: Callable[[], None]) -> None:

@@ -48,6 +48,10 @@ TRITON_BUILD = "triton.runtime.build"
 SERVE_CONTROLLER = "ray.serve._private.controller"
 SERVE_REPLICA = "ray.serve._private.replica"
 
+ACTOR_THREAD = "AsyncIO Thread: default"
+"""Name of a thread that Ray starts when a worker becomes an actor (2.53 to 2.60). On this thread,
+the worker then imports the app. A worker that Ray started in advance waits before it has one."""
+
 HOOKED = (
     DYNAMO,
     EVAL_FRAME,

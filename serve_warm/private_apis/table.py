@@ -85,6 +85,9 @@ _SETS = (
 """Dynamo's sets: from 2.15 on, in 2.13, and before."""
 _KEYS = (f"{VARIABLES}.hashable:HashableTracker", f"{_DICTS}._HashableTracker")
 """Keys of Dynamo's dicts: from 2.13 on, and before."""
+SKIP_USERS = ("cudagraph_trees", "output_code", "compile_fx")
+"""Modules of Inductor that import the function that records why torch captures no graph."""
+
 
 TABLE: tuple[Patch, ...] = (
     # For the life of the process, once torch's compiler is imported.
@@ -161,7 +164,7 @@ TABLE: tuple[Patch, ...] = (
             "notes why torch captures no graph",
             home=f"{INDUCTOR}.cudagraph_utils:log_cudagraph_skip_and_bump_counter",
         )
-        for user in ("cudagraph_trees", "output_code", "compile_fx")
+        for user in SKIP_USERS
     ),
     *(
         _process(

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_warm import node
+from serve_warm.private_apis.module_names import ACTOR_THREAD
 from serve_warm.seats.preload import (
     HOOK,
     HOOK_VARIABLE,
@@ -50,9 +51,6 @@ read when they are imported."""
 
 READ_AT_USE = frozenset({"HF_TOKEN", "HF_OIDC_RESOURCE"})
 """Variables with such a prefix that huggingface_hub reads whenever it needs a token (2.4)."""
-
-ACTOR_THREAD = "AsyncIO Thread: default"
-"""Name of the Ray thread on which a replica without a seat imports its app (2.53 to 2.60)."""
 
 _ENTERED = contextlib.ExitStack()
 """Holds torch modes for as long as the process lives. A mode ends when nothing refers to it."""

@@ -583,15 +583,14 @@ def test_headers_move_once_however_often_it_is_asked_for(
     assert vars(codecache)["_HEADER_LOCK_DIR"] == str(folder / "locks")
 
 
-def test_a_build_that_asks_too_late_is_warned(monkeypatch, caplog):
+def test_a_build_that_asks_too_late_fails(monkeypatch):
     """Another process of this user can have written the headers that Inductor already uses."""
     monkeypatch.setattr(caches, "when_imported", lambda name, call: None)
     monkeypatch.setattr(caches, "_asked", set())
     monkeypatch.setitem(sys.modules, CODECACHE, ModuleType(CODECACHE))
     keep_headers_private("shared")
-    assert caplog.text == ""
-    keep_headers_private("own")
-    assert "this user's other processes can write to" in caplog.text
+    with pytest.raises(ConfigError, match="processes of this user can write to"):
+        keep_headers_private("own")
 
 
 # --- a portable CPU -----------------------------------------------------------------------

@@ -17,10 +17,7 @@ from pathlib import Path
 
 from serve_warm._spans import Span
 from serve_warm.node import boot_s
-
-ACTOR_THREAD = "AsyncIO Thread: default"
-"""Name of a thread that Ray starts when a worker becomes an actor (2.53 to 2.60). The worker then
-imports the app. A worker that Ray started in advance waits before creating this thread."""
+from serve_warm.private_apis.module_names import ACTOR_THREAD
 
 
 def spans_before(created_boot_s: float, *, seat: bool = False) -> tuple[Span, ...]:
