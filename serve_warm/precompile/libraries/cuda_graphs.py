@@ -25,14 +25,14 @@ from serve_warm.compiler import cuda_graphs
 from serve_warm.inputs import InputSignature
 from serve_warm.precompile.calls.apart import Addresses, addresses_of
 
-Run = Callable[[Sequence[Any]], Sequence[Any]]
+Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 """Native code that takes the input tensors and returns the output tensors."""
 
 
 class Code(Protocol):
     """Native code that several threads can run."""
 
-    def __call__(self, inputs: Sequence[Any], /) -> Sequence[Any]:
+    def __call__(self, inputs: Sequence[torch.Tensor], /) -> Sequence[torch.Tensor]:
         """Run the code on the given tensors, and return the outputs."""
 
     def reserve(self) -> contextlib.AbstractContextManager[Run]:
@@ -43,7 +43,10 @@ MOST_CAPTURES = 64
 """Maximum number of graphs that one library keeps for the same weights in a thread. Above this
 number, a new graph replaces the least recently launched graph."""
 
-Key = tuple[Any, ...]
+Layouts = tuple[tuple[torch.Size, tuple[int, ...]], ...]
+"""The sizes and strides of a call's tensors."""
+
+Key = tuple[int, Addresses, Layouts]
 """A kind of call: the stream, the weights' addresses, and the sizes and strides of the tensors."""
 
 
@@ -62,7 +65,7 @@ class _Pool:
         # One stream per pool: cuBLAS keeps a workspace for each stream that it is captured on, and
         # only graphs of the same pool are sure to run one after another.
         self._stream = cuda.Stream()
-        self._kept_by: Any = None
+        self._kept_by: torch.cuda.CUDAGraph | None = None
 
     def keep(self) -> None:
         empty = torch.cuda.CUDAGraph()
@@ -72,7 +75,7 @@ class _Pool:
                 pass
         self._kept_by = empty
 
-    def capturing(self, graph: Any) -> contextlib.AbstractContextManager[None]:
+    def capturing(self, graph: torch.cuda.CUDAGraph) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the work that this thread queues is captured into `graph`."""
         cuda: Any = torch.cuda
         block: contextlib.AbstractContextManager[None] = cuda.graph(
@@ -118,7 +121,9 @@ class Graphed:
         self._stream = cuda_graphs.reader_of_stream(device)
         self._local = threading.local()
 
-    def __call__(self, inputs: Sequence[Any], addresses: Addresses | None = None) -> Sequence[Any]:
+    def __call__(
+        self, inputs: Sequence[torch.Tensor], addresses: Addresses | None = None
+    ) -> Sequence[torch.Tensor]:
         """Run the code or its graph on the given tensors, and return the outputs.
 
         `addresses` has the addresses of the inputs, if the caller has read these addresses.
@@ -163,7 +168,13 @@ class Graphed:
         return found.launch(inputs)
 
     def _capture(
-        self, run: Run, inputs: Sequence[Any], like: Sequence[Any], stream: int, *, moved: int
+        self,
+        run: Run,
+        inputs: Sequence[torch.Tensor],
+        like: Sequence[torch.Tensor],
+        stream: int,
+        *,
+        moved: int,
     ) -> Run:
         """Return a function that launches the graph for calls like this one.
 
@@ -188,7 +199,7 @@ class Graphed:
         cuda_graphs.note_skip(reason)
         return self._code
 
-    def _attempt(self, run: Run, inputs: Sequence[Any], stream: int, *, moved: int) -> Run:
+    def _attempt(self, run: Run, inputs: Sequence[torch.Tensor], stream: int, *, moved: int) -> Run:
         """Capture a call like this one, and return the function that launches the graph.
 
         Raises:
@@ -227,7 +238,7 @@ class Graphed:
                 raise
         own = [(index, given[index]) for index in self._brought]
 
-        def launch(inputs: Sequence[Any]) -> list[Any]:
+        def launch(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             for index, tensor in own:
                 tensor.copy_(inputs[index])
             graph.replay()
@@ -267,7 +278,7 @@ class _KeptGraph:
     """A graph, and the weights that it reads."""
 
     launch: Run
-    weights: Sequence[tuple[weakref.ref[Any], int]]
+    weights: Sequence[tuple[weakref.ref[torch.Tensor], int]]
 
     def weights_are_gone(self) -> bool:
         """Return whether a weight has moved from the address that the graph reads."""
@@ -283,7 +294,7 @@ class _Latest:
     hashing them.
     """
 
-    call: tuple[int, tuple[Any, ...], Addresses]
+    call: tuple[int, Layouts, Addresses]
     """The stream, the sizes and strides of the call's tensors, and the addresses of all inputs."""
     launch: Run
 
@@ -312,7 +323,7 @@ def _make_room(kept: dict[Key, _KeptGraph], key: Key) -> None:
         kept.pop(next(gone, key), None)
 
 
-def overlaps_itself(tensor: Any) -> bool:
+def overlaps_itself(tensor: torch.Tensor) -> bool:
     """Return whether elements of a tensor share memory, as after `expand`."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return any(size > 1 and not step for size, step in sizes)

@@ -13,14 +13,17 @@ from __future__ import annotations
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from serve_warm._records import record
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import item
 from serve_warm.private_apis.nn_module import own_buffers, own_modules, own_parameters
 
-STEPS: Mapping[str, Callable[[Any, Any], Any]] = {
+if TYPE_CHECKING:
+    import torch
+
+STEPS: Mapping[str, Callable[[object, Any], object]] = {
     "attribute": getattr,
     # Bypasses the class's own attribute lookup.
     "own": object.__getattribute__,
@@ -35,7 +38,7 @@ KINDS = ("argument", *PLACES, "attribute", "path")
 GONE = (AttributeError, LookupError, TypeError)
 """Exceptions raised when a part of the callee is missing."""
 
-Read = Callable[[Any, Sequence[Any]], list[Any]]
+Read = Callable[[object, "Sequence[torch.Tensor]"], list[Any]]
 """A function that takes the callee and a call's tensors, and returns the inputs of the library."""
 
 
@@ -68,12 +71,17 @@ class Watched(Protocol):
     """Reports whether the dicts of a callable are unchanged (`changes.fact_watch.FactWatch`)."""
 
     unchanged: Callable[[], bool]
-    readers: dict[Any, Read]
+    readers: dict[object, Read]
     """The readers of libraries. After each change, the watch puts a new dict here, so that no
     reader keeps replaced modules alive."""
 
-    def covers(self, mapping: Mapping[Any, Any]) -> bool:
+    def covers(self, mapping: Mapping[str, object]) -> bool:
         """Return whether `unchanged` returns False after any change to this dict."""
+
+
+_Take = tuple[str, int, str, int, Callable[[object], object]]
+"""One input: its kind, the row of its module, its name, the number of the argument, and the
+function that follows its path."""
 
 
 class Inputs:
@@ -81,17 +89,17 @@ class Inputs:
 
     def __init__(self, inputs: Sequence[TensorSource]) -> None:
         self._modules, rows = _modules(sorted({i.owner for i in inputs if i.owner}))
-        self._takes = [
+        self._takes: list[_Take] = [
             (i.kind, rows.get(i.owner, 0), i.name, i.index, follow(i.path)) for i in inputs
         ]
 
-    def read(self, callee: Any, tensors: Sequence[Any]) -> list[Any]:
+    def read(self, callee: object, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Return the input tensors of the native code for a call.
 
         Raises:
             NoEntry: an input is missing.
         """
-        inputs: list[Any] = []
+        inputs: list[object] = []
         try:
             modules = self._walk(callee)
             for kind, row, name, index, walk in self._takes:
@@ -109,7 +117,7 @@ class Inputs:
             raise explain_missing(error) from error
         return inputs
 
-    def reader(self, callee: Any, watched: Watched) -> Read:
+    def reader(self, callee: object, watched: Watched) -> Read:
         """Return a function that can replace `read` until `watched` reports a change.
 
         Returns `read` itself if a part of the callee is not watched.
@@ -135,7 +143,7 @@ class Inputs:
             if holders[number] is None
         ]
 
-        def read(callee: Any, tensors: Sequence[Any]) -> list[Any]:
+        def read(callee: object, tensors: Sequence[torch.Tensor]) -> list[Any]:
             try:
                 inputs = list(map(operator.getitem, dicts, names))
                 for number, index, walk in others:  # in order, so each has its place
@@ -146,24 +154,24 @@ class Inputs:
 
         return read
 
-    def _walk(self, callee: Any) -> list[Any]:
-        modules = [getattr(callee, "__self__", callee)]
+    def _walk(self, callee: Any) -> list[torch.nn.Module]:
+        modules: list[torch.nn.Module] = [getattr(callee, "__self__", callee)]
         for parent, name in self._modules:
             modules.append(own_modules(modules[parent])[name])
         return modules
 
     @staticmethod
-    def _holder(modules: Sequence[Any], take: tuple[Any, ...]) -> dict[str, Any] | None:
+    def _holder(modules: Sequence[torch.nn.Module], take: _Take) -> dict[str, object] | None:
         """Return the dict that holds an input, or None if the input is in no dict of a module."""
         kind, row = take[:2]
         if kind not in ("attribute", *PLACES):
             return None
         own = vars(modules[row])
-        found: dict[str, Any] = own if kind == "attribute" else own[PLACES[kind]]
-        return found
+        holder: dict[str, object] = own if kind == "attribute" else own[PLACES[kind]]
+        return holder
 
 
-def _is_watched(module: Any, watched: Watched, *, is_parent: bool) -> bool:
+def _is_watched(module: torch.nn.Module, watched: Watched, *, is_parent: bool) -> bool:
     """Return whether a watch notices if the dicts or submodules of a module are replaced."""
     own = vars(module)
     names = ("_modules", *PLACES.values())
@@ -181,11 +189,11 @@ def explain_missing(error: BaseException) -> NoEntry:
     return NoEntry(f"its module is not the same as at build time; missing: {error}")
 
 
-def follow(path: Sequence[Sequence[Any]]) -> Callable[[Any], Any]:
+def follow(path: Sequence[Sequence[Any]]) -> Callable[[object], object]:
     """Return a function that follows a path from the callee."""
     steps = [(STEPS[kind], argument) for kind, argument in path]
 
-    def walk(found: Any) -> Any:
+    def walk(found: object) -> object:
         for step, argument in steps:
             found = step(found, argument)
         return found

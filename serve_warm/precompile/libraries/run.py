@@ -47,11 +47,11 @@ from serve_warm.precompile.libraries.inputs import (
 )
 from serve_warm.private_apis.torch_c import handles_of, tensors_of
 
-Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]], Any]
+Build = Callable[[Sequence[object], Sequence[object], Sequence[object], Sequence[object]], object]
 """Function that builds the callee's result. It takes the outputs of the native code, the inputs of
 the native code, the tensors of the call, and the existing objects that the plan finds."""
 
-Assign = tuple[Callable[[Any], Any], str, Build]
+Assign = tuple[Callable[[object], object], str, Build]
 """An attribute that a call assigns: the steps from the callee to the module, the name, and the
 value."""
 
@@ -121,11 +121,11 @@ class Function:
         *,
         result: Build,
         assigns: Sequence[Assign] = (),
-        existing: Sequence[Callable[[Any], Any]] = (),
+        existing: Sequence[Callable[[object], object]] = (),
         writes: bool,
         draws: bool = True,
         captures: str | None = None,
-        numbers: Sequence[Callable[[], Any]] = (),
+        numbers: Sequence[Callable[[], object]] = (),
     ) -> None:
         self.native = native
         self._graphs: Graphed | None = None
@@ -160,7 +160,7 @@ class Function:
         """Ids of the inputs of the last call for which a check was created
         (`entries.function.inputs_of`)."""
 
-    def __call__(self, callee: Any, /, *tensors: Any) -> Any:
+    def __call__(self, callee: object, /, *tensors: torch.Tensor) -> object:
         """Run the library.
 
         Raises:
@@ -170,7 +170,9 @@ class Function:
         """
         return self.run(self.inputs.read(callee, tensors), callee, tensors)
 
-    def run(self, inputs: Sequence[Any], callee: Any, tensors: Sequence[Any]) -> Any:
+    def run(
+        self, inputs: Sequence[torch.Tensor], callee: object, tensors: Sequence[torch.Tensor]
+    ) -> object:
         """Run the library on the inputs of a call. Raises what `__call__` raises."""
         owners = self._owners(callee) if self.assigns else ()
         existing = [found(callee) for found in self._existing]
@@ -181,7 +183,9 @@ class Function:
             draw()
         graphs = self._graphs
         try:
-            outputs = self.native(inputs) if graphs is None else graphs(inputs, addresses)
+            outputs: Sequence[object] = (
+                self.native(inputs) if graphs is None else graphs(inputs, addresses)
+            )
         except LibraryFailed as error:
             if self._writes or self._draws:
                 raise
@@ -192,7 +196,7 @@ class Function:
             setattr(owner, name, make(outputs, inputs, tensors, existing))
         return self.result(outputs, inputs, tensors, existing)
 
-    def _owners(self, callee: Any) -> list[Any]:
+    def _owners(self, callee: object) -> list[object]:
         try:
             return [walk(callee) for walk, _, _ in self.assigns]
         except GONE as error:
@@ -225,7 +229,7 @@ class Followed:
         self.function = function
         self._watched = watched
 
-    def __call__(self, callee: Any, /, *tensors: Any) -> Any:
+    def __call__(self, callee: object, /, *tensors: torch.Tensor) -> object:
         """Run the library. Raises what `Function.__call__` raises."""
         function, readers = self.function, self._watched.readers
         read = readers.get(function)
@@ -236,14 +240,14 @@ class Followed:
         return function.run(read(callee, tensors), callee, tensors)
 
 
-def for_known_calls(fn: Callable[..., Any], watched: Watched | None) -> Callable[..., Any]:
+def for_known_calls(fn: Callable[..., object], watched: Watched | None) -> Callable[..., object]:
     """Return an entry's function for known calls; for a library, this is a `Followed`."""
     if isinstance(fn, Function) and watched is not None:
         return Followed(fn, watched)
     return fn
 
 
-def describe(tensor: Any, *, free: bool) -> str:
+def describe(tensor: torch.Tensor, *, free: bool) -> str:
     """Return the properties of a tensor that native code relies on.
 
     If `free` is true, the sizes and strides are left out.
@@ -276,13 +280,13 @@ GIVEN = ("output", "input", "argument", "existing")
 """Kinds of returned objects that a call does not create, in the order of `Build`'s parameters."""
 
 
-def _finder(chain: Sequence[Sequence[Any]]) -> Callable[[Any], Any]:
+def _finder(chain: Sequence[Sequence[Any]]) -> Callable[[object], object]:
     """Return a function that follows `Facts.chain` from the callee."""
     unknown = {step for step, _ in chain} - facts.STEPS
     if unknown:
         raise ValueError(f"the path to a returned object has the unknown step {min(unknown)!r}")
 
-    def find(callee: Any) -> Any:
+    def find(callee: object) -> object:
         found = facts.find(callee, chain)
         if isinstance(found, facts.Missing):
             raise NoEntry(f"an object that it returns is missing: {found.why}")
@@ -342,9 +346,9 @@ class Native:
         self._library = ctypes.CDLL(str(path))  # its calls release the GIL
         self._run = self._runner()
         self._last_error = getattr(self._library, "AOTInductorGetLastError", None)
-        self._inputs: Any = ctypes.c_void_p * inputs
+        self._inputs: type[ctypes.Array[ctypes.c_void_p]] = ctypes.c_void_p * inputs
         self._output_count = outputs
-        self._outputs: Any = ctypes.c_void_p * outputs
+        self._outputs: type[ctypes.Array[ctypes.c_void_p]] = ctypes.c_void_p * outputs
         # In torch's own container, a waiting thread may never wake up if there are more threads
         # than models. Here no thread waits: if no model is idle, it makes a new one.
         self._idle = [self._model()]
@@ -360,23 +364,28 @@ class Native:
             raise NoEntry(f"its library has {found.value} outputs, not {self._output_count}")
         return model
 
-    def _create(self, model: Any) -> int:
+    def _create(self, model: object) -> int:
         create = self._library.AOTInductorModelCreate
         create.argtypes = [ctypes.c_void_p] * 2
         return int(create(model, None))
 
-    def _count_outputs(self, model: ctypes.c_void_p, found: Any) -> None:
+    def _count_outputs(self, model: ctypes.c_void_p, found: object) -> None:
         self._library.AOTInductorModelGetNumOutputs(model, found)
 
     def _delete(self, model: ctypes.c_void_p) -> None:
         self._library.AOTInductorModelDelete(model)
 
-    def _runner(self) -> Any:
+    def _runner(self) -> Callable[..., int]:
         run = self._library.AOTInductorModelRun
         run.argtypes = [ctypes.c_void_p] * 3
         return run
 
-    def _start(self, model: ctypes.c_void_p, given: Any, outputs: Any) -> int:
+    def _start(
+        self,
+        model: ctypes.c_void_p,
+        given: ctypes.Array[ctypes.c_void_p],
+        outputs: ctypes.Array[ctypes.c_void_p],
+    ) -> int:
         return int(self._run(model, given, outputs))
 
     def _failure(self) -> RuntimeError:
@@ -390,7 +399,7 @@ class Native:
             self._last_error(ctypes.byref(text))
         return (text.value or b"no reason given").decode(errors="replace")
 
-    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the library on the given tensors, and return the outputs.
 
         Raises:
@@ -420,7 +429,9 @@ class Native:
         except IndexError:
             return self._model()
 
-    def _run_model(self, model: ctypes.c_void_p, inputs: Sequence[Any]) -> list[Any]:
+    def _run_model(
+        self, model: ctypes.c_void_p, inputs: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
         outputs = self._outputs()
         # The library owns the handles once it runs, even if it fails.
         handles = handles_of(list(inputs))
@@ -442,7 +453,7 @@ class NativeOnGpu(Native):
     _short = 0
     """Number of out-of-memory errors that torch had counted at the last check."""
 
-    def _create(self, model: Any) -> int:
+    def _create(self, model: object) -> int:
         create = self._library.AOTInductorModelContainerCreateWithDevice
         create.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p]
         try:
@@ -453,20 +464,25 @@ class NativeOnGpu(Native):
         except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
             raise NoEntry(f"its library cannot run on {self.device}: {error}") from error
 
-    def _count_outputs(self, model: ctypes.c_void_p, found: Any) -> None:
+    def _count_outputs(self, model: ctypes.c_void_p, found: object) -> None:
         self._library.AOTInductorModelContainerGetNumOutputs(model, found)
 
     def _delete(self, model: ctypes.c_void_p) -> None:
         self._library.AOTInductorModelContainerDelete(model)
 
-    def _runner(self) -> Any:
+    def _runner(self) -> Callable[..., int]:
         # The other run function uses events, which a CUDA graph cannot capture.
         run = self._library.AOTInductorModelContainerRunSingleThreaded
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         run.argtypes = [pointer, pointer, size, pointer, size, pointer, pointer]
         return run
 
-    def _start(self, model: ctypes.c_void_p, given: Any, outputs: Any) -> int:
+    def _start(
+        self,
+        model: ctypes.c_void_p,
+        given: ctypes.Array[ctypes.c_void_p],
+        outputs: ctypes.Array[ctypes.c_void_p],
+    ) -> int:
         return int(self._run(model, given, len(given), outputs, len(outputs), self._stream(), None))
 
     def _failure(self) -> RuntimeError:
@@ -486,9 +502,9 @@ def _prototype(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
     return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
 
 
-_get_pointer = _prototype(
+_get_pointer: Callable[[object, None], int | None] = _prototype(
     "PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p
 )
-_capsule = _prototype(
+_capsule: Callable[[int | None, None, None], object] = _prototype(
     "PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
 )
