@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
@@ -165,17 +165,41 @@ READS_DATA: object = torch._C._autograd._get_data_attr  # type: ignore[attr-defi
 # Operators ---------------------------------------------------------------------------------------
 
 
-def schema_of(operator: Any) -> torch.FunctionSchema:
+class Operator(Protocol):
+    """An operator as a dispatch mode gets it: `torch.ops.aten.add.Tensor`. Seen in 2.11 to 2.15."""
+
+    _schema: torch.FunctionSchema
+    _overloadname: str
+
+    @property
+    def namespace(self) -> str:
+        """The part of the name before `::`."""
+
+    @property
+    def tags(self) -> Collection[torch.Tag]:
+        """What torch says about the operator, for example that it draws random numbers."""
+
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
+        """Run the operator."""
+
+    def decompose(self, *args: object, **kwargs: object) -> object:
+        """Run the operators that this one is written in terms of."""
+
+    def has_kernel_for_dispatch_key(self, key: torch._C.DispatchKey, /) -> bool:
+        """Return whether the operator has its own code for a dispatch key."""
+
+
+def schema_of(operator: Operator) -> torch.FunctionSchema:
     """Return the name, arguments and results of an operator (`torch.ops.aten.add.Tensor`)."""
-    return cast("torch.FunctionSchema", operator._schema)
+    return operator._schema
 
 
-def name_with_overload(operator: Any) -> str:
+def name_with_overload(operator: Operator) -> str:
     """Return the name of an operator's schema with the name of its overload."""
     return f"{operator._schema.name}.{operator._overloadname}"
 
 
-def is_composite(operator: Any) -> bool:
+def is_composite(operator: Operator) -> bool:
     """Return whether an operator is written in terms of others."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     return bool(operator.has_kernel_for_dispatch_key(key))

@@ -8,12 +8,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from serve_warm._records import record
 from serve_warm.precompile.entries.table import Entry
 from serve_warm.precompile.facts.plan import ONCE
 from serve_warm.report import ParityResult
+
+if TYPE_CHECKING:
+    import torch
 
 FAILURES_KEPT = 20
 """Maximum number of withdrawn entries that a report lists."""
@@ -23,7 +26,7 @@ class CheckedCallable(Protocol):
     """A callable whose entries are checked."""
 
     name: str
-    callee: Any
+    callee: object
 
     def forget_calls(self) -> None:
         """Force a new lookup of the code at the next call of each kind."""
@@ -100,8 +103,8 @@ class KeptCall:
     """Inputs of a call, copied for a later check."""
 
     dispatcher: weakref.ref[CheckedCallable]
-    fn: Callable[..., Any]
-    tensors: Sequence[Any]
+    fn: Callable[..., object]
+    tensors: Sequence[torch.Tensor]
     size_bytes: int
     thread: int
     """Native id of the thread that made the call. torch keeps some state per thread."""

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -92,11 +92,11 @@ class Checks:
         self,
         dispatcher: CheckedCallable,
         entry: Entry,
-        fn: Callable[..., Any],
-        followed: Callable[..., Any],
+        fn: Callable[..., object],
+        followed: Callable[..., object],
         *,
         counted_for: Counted,
-    ) -> Callable[..., Any]:
+    ) -> Callable[..., object]:
         """Return a wrapper that checks an entry; if all checks are done, return the entry's code.
 
         `followed` runs the same code for calls that the dispatcher has just checked. A check counts
@@ -241,8 +241,8 @@ class Checks:
         self,
         dispatcher: CheckedCallable,
         check: Check,
-        fn: Callable[..., Any],
-        tensors: Sequence[Any],
+        fn: Callable[..., object],
+        tensors: Sequence[torch.Tensor],
     ) -> None:
         """Compare `fn`, the code of an entry, with eager execution for one call, on copied inputs.
 
@@ -251,7 +251,7 @@ class Checks:
         """
         eager = check.entry.signature.function("eager")
 
-        def run_eager(callee: Any, *copies: Any) -> Any:
+        def run_eager(callee: object, *copies: torch.Tensor) -> object:
             _of_thread.is_eager = True
             try:
                 return eager(callee, *copies)
@@ -289,9 +289,9 @@ class Checks:
         self,
         dispatcher: CheckedCallable,
         check: Check,
-        fn: Callable[..., Any],
-        tensors: Sequence[Any],
-    ) -> Any:
+        fn: Callable[..., object],
+        tensors: Sequence[torch.Tensor],
+    ) -> object:
         """Return an entry's answer to a call from a request, after comparing the answer with eager.
 
         The entry runs only once, because its result might share memory with its inputs.
@@ -306,7 +306,7 @@ class Checks:
             return fn(dispatcher.callee, *tensors)
         out = fn(dispatcher.callee, *tensors)
 
-        def replay_answer(_: Any, *copies: Any) -> Any:
+        def replay_answer(_: object, *copies: torch.Tensor) -> object:
             for copy, tensor in zip(copies, tensors, strict=True):
                 if not is_same(copy, tensor):
                     copy.copy_(tensor)  # the entry wrote into it
@@ -355,8 +355,8 @@ class _CheckedCode(WrapsCode):
         checks: Checks,
         dispatcher: CheckedCallable,
         check: Check,
-        fn: Callable[..., Any],
-        followed: Callable[..., Any],
+        fn: Callable[..., object],
+        followed: Callable[..., object],
         *,
         counted_for: Counted,
     ) -> None:
@@ -367,7 +367,7 @@ class _CheckedCode(WrapsCode):
         self._followed = followed
         self._counted_for = counted_for
 
-    def __call__(self, callee: Any, /, *tensors: Any) -> Any:
+    def __call__(self, callee: object, /, *tensors: torch.Tensor) -> object:
         """Run the entry; raise `NoEntry` if a check of this call withdraws the entry."""
         checks, check = self._checks, self._check
         if _of_thread.is_eager:
@@ -391,10 +391,10 @@ class _CheckedCode(WrapsCode):
 
 
 def compare_in_service(
-    callee: Any,
-    function: Callable[..., Any],
-    compiled: Callable[..., Any],
-    tensors: Sequence[Any],
+    callee: object,
+    function: Callable[..., object],
+    compiled: Callable[..., object],
+    tensors: Sequence[torch.Tensor],
     *,
     restore: bool,
     built: Sequence[float],
@@ -446,7 +446,7 @@ def compare_in_service(
 
 
 def _run_compiled(
-    kept: StateBefore, compiled: Callable[..., Any], tensors: Sequence[Any]
+    kept: StateBefore, compiled: Callable[..., object], tensors: Sequence[torch.Tensor]
 ) -> Outcome:
     try:
         return kept.run(compiled, tensors)

@@ -22,7 +22,7 @@ from serve_warm._records import record
 from serve_warm.precompile.calls.copies import Different
 from serve_warm.precompile.facts.tensor_parts import OperatorMode
 from serve_warm.precompile.parity.eager import spacing
-from serve_warm.private_apis.torch_c import schema_of
+from serve_warm.private_apis.torch_c import Operator, schema_of
 
 MULTIPLE = 6.0
 """Largest distance of two candidates in a near-tie, in units of eager's RMSE there. Two candidates
@@ -78,25 +78,32 @@ class RecordChoices(OperatorMode):  # type: ignore[no-untyped-call]
         self.choices: list[Choice] = []
         self._bytes = 0
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run an operator, and record its decisions."""
         out = func(*args, **kwargs)
         if getattr(func, "namespace", "") == "aten":
             self._note(schema_of(func), args, kwargs, out)
         return out
 
-    def _note(self, schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+    def _note(
+        self,
+        schema: torch.FunctionSchema,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        out: object,
+    ) -> None:
         name = schema.name.removeprefix("aten::")
         if name not in INDICES and name not in COMPARISONS:
             return
         given = {each.name: each.default_value for each in schema.arguments}
         given.update(zip((each.name for each in schema.arguments), args, strict=False))
         given.update(kwargs)
-        values: Any = given.get("self")
+        values: object = given.get("self")
         other = given.get("other")
-        result: Any = out[1] if isinstance(out, (tuple, list)) and len(out) > 1 else out
-        is_choice = type(values) is torch.Tensor and type(result) is torch.Tensor
-        if not is_choice or not values.is_floating_point() or result.is_floating_point():
+        result: object = out[1] if isinstance(out, (tuple, list)) and len(out) > 1 else out
+        if type(values) is not torch.Tensor or type(result) is not torch.Tensor:
+            return
+        if not values.is_floating_point() or result.is_floating_point():
             return
         self._bytes += values.nbytes + result.nbytes
         if self._bytes <= MOST_BYTES:
@@ -129,8 +136,9 @@ def count_near_ties(
     count = int(differs.sum())
     if not count:
         return 0
-    has_reference = reference is not None and reference.shape == eager.shape
-    if has_reference:
+    if reference is not None and reference.shape != eager.shape:
+        reference = None
+    if reference is not None:
         differs = differs & (ours != reference)  # eager rounded to the wrong side
     for mine, exact in zip(eager_choices, reference_choices, strict=False):
         if not bool(differs.any()):
@@ -142,8 +150,10 @@ def count_near_ties(
             close = _find_close(mine, exact, ours.reshape(mine.result.shape))
             differs = differs & ~close.reshape(differs.shape)
             # What an operator decided was not decided elsewhere.
-            has_reference = False
-    if bool(differs.any()) and not (has_reference and _is_as_often_wrong(eager, ours, reference)):
+            reference = None
+    if bool(differs.any()) and (
+        reference is None or not _is_as_often_wrong(eager, ours, reference)
+    ):
         raise Different(
             f"{int(differs.sum())} of its {eager.numel()} {eager.dtype} values differ from the "
             "eager result, and the values that decide are not almost equal in full precision"
@@ -151,7 +161,7 @@ def count_near_ties(
     return count
 
 
-def _is_as_often_wrong(eager: torch.Tensor, ours: torch.Tensor, reference: Any) -> bool:
+def _is_as_often_wrong(eager: torch.Tensor, ours: torch.Tensor, reference: torch.Tensor) -> bool:
     """Return whether compiled code differs from full precision no more often than eager does."""
     of_eager, of_ours = eager != reference, ours != reference
     expected = int(of_eager.sum())
@@ -164,7 +174,7 @@ def _is_as_often_wrong(eager: torch.Tensor, ours: torch.Tensor, reference: Any) 
     return most > 1 or found <= 2
 
 
-def count_close_choices(eager: Choices, exact: Choices, outputs: Sequence[Any]) -> int:
+def count_close_choices(eager: Choices, exact: Choices, outputs: Sequence[torch.Tensor]) -> int:
     """Return how many decisions about the largest or smallest values are near-ties in eager.
 
     A router of experts decides so: another expert changes results by more than rounding does. A

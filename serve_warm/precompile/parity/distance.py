@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -83,10 +82,10 @@ FIXED = "The fixed limit decides, because {}"
 class Results:
     """The tensors of one call from three runs: outputs, and inputs and buffers after the call."""
 
-    eager: Sequence[Any]
-    ours: Sequence[Any]
+    eager: Sequence[torch.Tensor]
+    ours: Sequence[torch.Tensor]
     """The tensors of compiled code."""
-    reference: Sequence[Any] | None
+    reference: Sequence[torch.Tensor] | None
     """The tensors of the full-precision run; None if the call has no such run."""
     names: Sequence[str] = ()
     """What each tensor is, for the text of a refusal."""
@@ -167,7 +166,7 @@ def judge(
     return worst.verdict()
 
 
-def is_exact(eager: Any, reference: Any) -> bool:
+def is_exact(eager: torch.Tensor, reference: torch.Tensor) -> bool:
     """Return whether eager's tensor has no rounding, such as a buffer that is only read."""
     if not eager.is_floating_point() and not eager.is_complex():
         return True
@@ -215,7 +214,9 @@ class _Sizes:
         self._sums = {name: torch.zeros(count, dtype=torch.float64) for name in self.SUMS}
         self._maxima = {name: torch.zeros(count, dtype=torch.float64) for name in self.MAXIMA}
 
-    def add(self, left: torch.Tensor, right: torch.Tensor, exact: torch.Tensor, dtype: Any) -> None:
+    def add(
+        self, left: torch.Tensor, right: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype
+    ) -> None:
         """Add finite numbers of the eager run, of compiled code and of full precision."""
         _, exponent = torch.frexp(exact)
         size = torch.div(exponent, OCTAVES, rounding_mode="floor").long() + self.ZERO
@@ -321,7 +322,7 @@ SENSELESS = 1e9
 """Ratios of errors above this one say only that eager had no error to compare with."""
 
 
-def _measure(parts: Sequence[tuple[Any, Any, Any]]) -> _Sizes:
+def _measure(parts: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> _Sizes:
     """Return the errors of (eager, ours, reference) tensors.
 
     Numbers that all runs agree on are left out, for example those that the call only copies.
@@ -349,7 +350,9 @@ class _Worst:
         self._whole: list[float] = []
         self._refusals: list[str] = []
 
-    def add(self, name: str, parts: Sequence[tuple[Any, Any, Any]]) -> None:
+    def add(
+        self, name: str, parts: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
+    ) -> None:
         """Judge the (eager, ours, reference) tensors of one place in the results."""
         difference, limit = 0.0, tolerance(parts[0][0])
         for eager, ours, _ in parts:
@@ -360,9 +363,12 @@ class _Worst:
                 f"{name} differs from eager by {difference:.1e}, relative to the largest value "
                 f"(limit {limit:.0e})"
             )
-        if any(reference is None for *_, reference in parts):
+        exact = [
+            (eager, ours, reference) for eager, ours, reference in parts if reference is not None
+        ]
+        if len(exact) < len(parts):
             return
-        sizes = _measure(parts)
+        sizes = _measure(exact)
         if sizes.is_empty:
             return  # for example a buffer that the call only reads
         self._numbers.append(sum(each[0].numel() for each in parts))

@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -74,10 +73,10 @@ CAUSE = (
 
 
 def compare_in_build(
-    callee: Any,
-    function: Callable[..., Any],
-    compiled: Callable[..., Any],
-    tensors: Sequence[Any],
+    callee: object,
+    function: Callable[..., object],
+    compiled: Callable[..., object],
+    tensors: Sequence[torch.Tensor],
     *,
     cause: str = CAUSE,
 ) -> Judgement:
@@ -109,7 +108,10 @@ def compare_in_build(
 
 
 def compare(
-    callee: Any, function: Callable[..., Any], compiled: Callable[..., Any], tensors: Sequence[Any]
+    callee: object,
+    function: Callable[..., object],
+    compiled: Callable[..., object],
+    tensors: Sequence[torch.Tensor],
 ) -> Comparison:
     """Compare compiled code with eager execution and with a full-precision run of the same call.
 
@@ -135,10 +137,10 @@ def compare(
 
 
 def compare_once(
-    callee: Any,
-    function: Callable[..., Any],
-    compiled: Callable[..., Any],
-    tensors: Sequence[Any],
+    callee: object,
+    function: Callable[..., object],
+    compiled: Callable[..., object],
+    tensors: Sequence[torch.Tensor],
     *,
     restore: bool,
 ) -> Comparison:
@@ -196,11 +198,16 @@ class _Runs:
     """The three runs of a call, for one or more inputs."""
 
     def __init__(
-        self, callee: Any, function: Callable[..., Any], tensors: Sequence[Any], *, restore: bool
+        self,
+        callee: object,
+        function: Callable[..., object],
+        tensors: Sequence[torch.Tensor],
+        *,
+        restore: bool,
     ) -> None:
         self.no_reference = ""
         self._is_out_of_memory = False
-        self.given: list[Sequence[Any]] = []
+        self.given: list[Sequence[torch.Tensor]] = []
         """The inputs that were compared."""
         self.eager_operators: set[str] = set()
         self.dtype = torch.float32
@@ -210,7 +217,9 @@ class _Runs:
         self._dtypes = {each.dtype for each in _tensors_of(callee, tensors)}
         self._devices = {each.device.type for each in _tensors_of(callee, tensors)}
 
-    def vary(self, tensors: Sequence[Any], compiled: Callable[..., Any]) -> Iterator[Results]:
+    def vary(
+        self, tensors: Sequence[torch.Tensor], compiled: Callable[..., object]
+    ) -> Iterator[Results]:
         """Yield the results for other inputs that eager execution and compiled code accept."""
         for seed in range(1, MOST_INPUTS):
             more = vary_tensors(tensors, seed)
@@ -236,7 +245,7 @@ class _Runs:
             unsure=unsure,
         )
 
-    def compare(self, tensors: Sequence[Any], compiled: Callable[..., Any]) -> Results:
+    def compare(self, tensors: Sequence[torch.Tensor], compiled: Callable[..., object]) -> Results:
         """Return the results of all runs.
 
         Raises:
@@ -270,7 +279,7 @@ class _Runs:
             reference_choices=exact_choices.choices,
         )
 
-    def _run(self, function: Callable[..., Any], tensors: Sequence[Any]) -> Outcome:
+    def _run(self, function: Callable[..., object], tensors: Sequence[torch.Tensor]) -> Outcome:
         try:
             return self._kept.run(function, tensors)
         except Exception as error:
@@ -280,14 +289,14 @@ class _Runs:
                 raise
             raise _RejectedInput from error
 
-    def _run_again(self, tensors: Sequence[Any], choices: RecordChoices) -> Outcome:
-        def run(callee: Any, *copies: Any) -> Any:
+    def _run_again(self, tensors: Sequence[torch.Tensor], choices: RecordChoices) -> Outcome:
+        def run(callee: object, *copies: torch.Tensor) -> object:
             with choices:
                 return self._function(callee, *copies)
 
         return self._kept.run(run, tensors)
 
-    def _choose(self, outputs: Sequence[Any]) -> None:
+    def _choose(self, outputs: Sequence[torch.Tensor]) -> None:
         self._dtypes |= {each.dtype for each in outputs}
         self._devices |= {each.device.type for each in outputs}
         autocast = [
@@ -304,8 +313,11 @@ class _Runs:
             self.no_reference = "no dtype is more precise than float64"
 
     def _run_reference(
-        self, tensors: Sequence[Any], like: Sequence[Any] | None, choices: RecordChoices | None
-    ) -> Sequence[Any] | None:
+        self,
+        tensors: Sequence[torch.Tensor],
+        like: Sequence[torch.Tensor] | None,
+        choices: RecordChoices | None,
+    ) -> Sequence[torch.Tensor] | None:
         if self.no_reference or self._precision is None:
             return None
         try:
@@ -336,11 +348,11 @@ def _names_of(outcome: Outcome) -> list[str]:
     ]
 
 
-def _shapes(tensors: Sequence[Any]) -> list[Any]:
+def _shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Size]:
     return [each.shape for each in tensors]
 
 
-def _has_other_decisions(eager: Sequence[Any], ours: Sequence[Any]) -> bool:
+def _has_other_decisions(eager: Sequence[torch.Tensor], ours: Sequence[torch.Tensor]) -> bool:
     return any(
         not one.is_floating_point()
         and not one.is_complex()
@@ -350,7 +362,7 @@ def _has_other_decisions(eager: Sequence[Any], ours: Sequence[Any]) -> bool:
     )
 
 
-def _tensors_of(callee: Any, tensors: Iterable[Any]) -> Iterator[Any]:
+def _tensors_of(callee: object, tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     for tensor in tensors:
         yield from plain_parts(tensor)
     module = module_of(callee)
@@ -391,7 +403,7 @@ SHRINK = 0.2
 largest number of its dtype."""
 
 
-def vary_tensors(tensors: Sequence[Any], seed: int) -> list[Any]:
+def vary_tensors(tensors: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
     """Return tensors with other values, or the same tensor where another value may be wrong.
 
     Each value stays within the range of the tensor that it comes from, because it may be an index.
@@ -408,7 +420,7 @@ def vary_tensors(tensors: Sequence[Any], seed: int) -> list[Any]:
     ]
 
 
-def _vary(tensor: Any, generator: torch.Generator) -> Any:
+def _vary(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if type(tensor) not in PLAIN or tensor.layout is not torch.strided or not tensor.numel():
         return tensor
     layout = zip(tensor.shape, tensor.stride(), strict=True)
@@ -428,22 +440,23 @@ def _vary(tensor: Any, generator: torch.Generator) -> Any:
         else:
             order = torch.randperm(tensor.shape[-1], generator=generator)
             changed = tensor[..., order.to(tensor.device)]
-        return copy_tensors([tensor])[0].copy_(changed)  # the same strides
+        copy: torch.Tensor = copy_tensors([tensor])[0]  # the same strides
+        return copy.copy_(changed)
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _storage(tensor: Any) -> int:
+def _storage(tensor: torch.Tensor) -> int:
     try:
         return int(tensor.untyped_storage().data_ptr())
     except RuntimeError:
         return id(tensor)
 
 
-def _has_two_values(tensor: Any) -> bool:
+def _has_two_values(tensor: torch.Tensor) -> bool:
     return bool(tensor.numel() > 2 and ((tensor == tensor.min()) | (tensor == tensor.max())).all())
 
 
-def _is_sorted(tensor: Any) -> bool:
+def _is_sorted(tensor: torch.Tensor) -> bool:
     return bool((tensor.diff(dim=-1) >= 0).all())

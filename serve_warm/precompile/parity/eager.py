@@ -79,7 +79,7 @@ ZEROS = (
 """Reasons for a difference, with advice."""
 
 
-def _zeros_only(eager: Any, ours: Any) -> bool:
+def _zeros_only(eager: torch.Tensor, ours: torch.Tensor) -> bool:
     """Return whether two outputs differ, but not where the eager output is other than zero."""
     if (eager.shape, eager.dtype) != (ours.shape, ours.dtype) or not eager.is_floating_point():
         return False
@@ -97,7 +97,7 @@ class NotComparable(Exception):
 
 
 def why_not_twice(
-    callee: Any, functions: Sequence[Callable[..., Any]], tensors: Sequence[Any]
+    callee: object, functions: Sequence[Callable[..., object]], tensors: Sequence[torch.Tensor]
 ) -> str:
     """Return why a call must not run twice, or an empty string if a second run changes nothing.
 
@@ -124,14 +124,14 @@ class Outcome:
     """
 
     said: str
-    outputs: Sequence[Any]
-    inputs: Sequence[Any]
-    buffers: Sequence[Any]
+    outputs: Sequence[torch.Tensor]
+    inputs: Sequence[torch.Tensor]
+    buffers: Sequence[torch.Tensor]
     draws: bool
     """Whether the run drew random numbers."""
 
     @property
-    def tensors(self) -> list[Any]:
+    def tensors(self) -> list[torch.Tensor]:
         """All tensors, in the order in which they are compared."""
         return [*self.outputs, *self.inputs, *self.buffers]
 
@@ -142,7 +142,7 @@ class StateBefore:
     The first run must be eager: it shows which plain tensors a call writes (`plain_state`).
     """
 
-    def __init__(self, callee: Any, *, restore: bool = True) -> None:
+    def __init__(self, callee: object, *, restore: bool = True) -> None:
         self._callee = callee
         self._restore = restore
         module = module_of(callee)
@@ -157,16 +157,16 @@ class StateBefore:
         self._state = PlainState(callee if restore else None, registered=registered)
 
     @property
-    def buffers(self) -> list[Any]:
+    def buffers(self) -> list[torch.Tensor]:
         """Copies of the buffers, and of the plain tensors that a run has changed."""
         return [*(part for *_, before in self._buffers for part in before), *self._state.before]
 
     def run(
         self,
-        function: Callable[..., Any],
-        tensors: Sequence[Any],
+        function: Callable[..., object],
+        tensors: Sequence[torch.Tensor],
         *,
-        read: Callable[[Any], Any] = lambda tensor: tensor,
+        read: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
     ) -> Outcome:
         """Run a function on copies of the tensors, then restore everything.
 
@@ -177,7 +177,7 @@ class StateBefore:
         try:
             with self._state.watched():
                 out = function(self._callee, *copies)
-            found: list[Any] = []
+            found: list[torch.Tensor] = []
             said = describe_result(out, found)
             now = [owner.get_buffer(name) for owner, name, _, _ in self._buffers]
             parts = [part for buffer in now for part in plain_parts(buffer)]
@@ -200,7 +200,7 @@ class StateBefore:
         """
         module = module_of(self._callee)
         owners = list(module.modules()) if module is not None else []
-        before: list[tuple[Any, Any]] = [(vars(owner), dict(vars(owner))) for owner in owners]
+        before = [(vars(owner), dict(vars(owner))) for owner in owners]
         items: list[tuple[Any, Any]] = [
             (value, value.copy())
             for _, values in before
@@ -225,11 +225,13 @@ class StateBefore:
                 if self._is_undone(new):
                     now[:] = values
 
-    def _is_undone(self, value: Any) -> bool:
+    def _is_undone(self, value: object) -> bool:
         """Return whether an attribute or item that a run may have set is set back."""
         return self._restore or bool(_has_tensor(value))
 
-    def run_and_keep(self, function: Callable[..., Any], tensors: Sequence[Any]) -> None:
+    def run_and_keep(
+        self, function: Callable[..., object], tensors: Sequence[torch.Tensor]
+    ) -> None:
         """Run a function on copies of the tensors, then restore only the random numbers."""
         before = _RandomStates.current()
         try:
@@ -248,7 +250,7 @@ class StateBefore:
         self._state.restore()
 
 
-def _has_tensor(value: Any) -> bool:
+def _has_tensor(value: object) -> bool:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -260,7 +262,7 @@ def _has_tensor(value: Any) -> bool:
 class _RandomStates:
     """The states of the random number generators of Python and torch."""
 
-    python: tuple[Any, ...]
+    python: tuple[object, ...]
     cpu: torch.Tensor
     gpus: Sequence[torch.Tensor]
     """One state for each GPU. Empty if CUDA is not in use."""
@@ -304,7 +306,7 @@ def are_alike(one: Outcome, other: Outcome) -> bool:
         return False
 
 
-def check_same_kind(eager: Any, ours: Any) -> None:
+def check_same_kind(eager: torch.Tensor, ours: torch.Tensor) -> None:
     """Raise `Different` if results differ in shape, dtype, or where they are NaN or infinite."""
     # Strides are not compared, because compiled code may choose other strides.
     if (eager.shape, eager.dtype) != (ours.shape, ours.dtype):
@@ -323,7 +325,7 @@ def check_same_kind(eager: Any, ours: Any) -> None:
             raise Different("its infinite or NaN values differ from the eager result")
 
 
-def find_difference(eager: Any, ours: Any) -> float:
+def find_difference(eager: torch.Tensor, ours: torch.Tensor) -> float:
     """Return the largest difference of two float tensors, relative to eager's largest value."""
     difference = largest = 0.0
     for left, right in pieces(eager, ours):
@@ -341,7 +343,7 @@ PIECE = 1 << 20
 a comparison holds about ten arrays of float64."""
 
 
-def pieces(*tensors: Any) -> Iterator[tuple[Any, ...]]:
+def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield the values of float or complex tensors of one shape in float64, piece by piece."""
     # `conj()` only sets a bit, of which the memory shows nothing.
     plain = [each.resolve_conj().resolve_neg() for each in tensors]
@@ -362,14 +364,14 @@ def spacing(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ldexp(torch.full_like(values, info.eps), exponent - 1)
 
 
-def _is_alike(one: Any, other: Any) -> bool:
+def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     check_same_kind(one, other)
     if not one.is_floating_point() and not one.is_complex():
         return torch.equal(one, other)
     return find_difference(one, other) <= tolerance(one)
 
 
-def tolerance(tensor: Any) -> float:
+def tolerance(tensor: torch.Tensor) -> float:
     """Return the fixed limit of the difference from eager for a tensor of eager's result."""
     if tensor.dtype is torch.float32 and tensor.device.type == "cuda":
         cudnn: Any = torch.backends.cudnn

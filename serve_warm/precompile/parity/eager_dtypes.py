@@ -25,7 +25,7 @@ class ShowEagerDtypes(TorchFunctionMode):
     """
 
     def __init__(
-        self, up: Mapping[torch.dtype, torch.dtype], cast_up: Callable[[Any], Any]
+        self, up: Mapping[torch.dtype, torch.dtype], cast_up: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         """`up` has the dtypes that `cast_up` casts, and the full-precision dtype of each."""
         super().__init__()
@@ -34,11 +34,11 @@ class ShowEagerDtypes(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Any,
-        types: Any,
+        func: Callable[..., object],
+        types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "__get__":
@@ -62,9 +62,11 @@ class ShowEagerDtypes(TorchFunctionMode):
         is_new = not any(out is each for each in given)
         return set_eager_dtype(out, asked) if is_new and out.dtype in self._full else out
 
-    def _cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _cast(
+        self, func: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> object:
         """Cast a tensor. The result shares its memory exactly if eager execution shares it."""
-        tensor = args[0]
+        tensor: torch.Tensor = args[0]
         asked, options = _parse_cast(func, args[1:], kwargs)
         if asked is None or has_parts(tensor) or not (asked.is_floating_point or asked.is_complex):
             return func(*args, **kwargs)
@@ -79,9 +81,9 @@ class ShowEagerDtypes(TorchFunctionMode):
         return out if out is tensor else set_eager_dtype(out, asked)
 
 
-GET_DTYPE: Any = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
+GET_DTYPE: object = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
 
-CASTS: dict[Any, torch.dtype | None] = {
+CASTS: dict[object, torch.dtype | None] = {
     torch.Tensor.to: None,
     torch.Tensor.type: None,
     torch.Tensor.type_as: None,
@@ -94,7 +96,7 @@ CASTS: dict[Any, torch.dtype | None] = {
 
 
 def _parse_cast(
-    func: Any, rest: Sequence[Any], kwargs: Mapping[str, Any]
+    func: object, rest: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[torch.dtype | None, dict[str, Any]]:
     """Return the dtype that a cast asks for, and the other arguments as those of `Tensor.to`."""
     options, more = dict(kwargs), list(rest)
@@ -118,18 +120,18 @@ EAGER_DTYPE = "_serve_warm_eager_dtype"
 """The attribute of a full-precision tensor with the dtype that eager execution would have."""
 
 
-def eager_dtype(tensor: Any) -> Any:
+def eager_dtype(tensor: torch.Tensor) -> torch.dtype:
     """Return the dtype that a tensor of a full-precision run has in eager execution."""
     return getattr(tensor, EAGER_DTYPE, None) or tensor.dtype
 
 
-def set_eager_dtype(tensor: Any, dtype: torch.dtype) -> Any:
+def set_eager_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a full-precision tensor with a note of its dtype in eager execution."""
     setattr(tensor, EAGER_DTYPE, dtype)
     return tensor
 
 
-def tensors_in(value: Any) -> Iterator[Any]:
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """Yield the tensors of a value, also those in tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         yield value
@@ -141,7 +143,7 @@ def tensors_in(value: Any) -> Iterator[Any]:
             yield from tensors_in(each)
 
 
-def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
+def map_tensors(function: Callable[[torch.Tensor], object], value: Any) -> Any:
     """Apply a function to the tensors of a value."""
     if isinstance(value, torch.Tensor):
         return function(value)
@@ -152,7 +154,7 @@ def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
     return value
 
 
-def asked_dtype(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype | None:
+def asked_dtype(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.dtype | None:
     """Return the dtype that the arguments of a function ask for, if any."""
     for value in (*kwargs.values(), *args):
         if isinstance(value, torch.dtype):
@@ -160,14 +162,14 @@ def asked_dtype(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype |
     return None
 
 
-def promote(name: str, given: Sequence[Any]) -> Any:
+def promote(name: str, given: Sequence[torch.Tensor]) -> torch.dtype | None:
     """Return the dtype of an operator's result in eager execution, from those of its tensors."""
     floats = [each for each in given if each.is_floating_point() or each.is_complex()]
     if not floats:
         return None
     if "norm" in name or name.endswith("_"):  # statistics may have a higher precision
         return eager_dtype(floats[0])
-    found: Any = None
+    found: torch.dtype | None = None
     for each in [each for each in floats if each.dim()] or floats:
         dtype = eager_dtype(each)
         found = dtype if found is None else torch.promote_types(found, dtype)

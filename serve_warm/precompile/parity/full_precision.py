@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -34,6 +34,7 @@ from serve_warm.precompile.parity.eager_dtypes import (
     tensors_in,
 )
 from serve_warm.private_apis.torch_c import (
+    Operator,
     is_composite,
     name_with_overload,
     schema_of,
@@ -130,11 +131,11 @@ NOTHING = contextlib.nullcontext()
 
 def run_in_full_precision(
     kept: StateBefore,
-    function: Callable[..., Any],
-    tensors: Sequence[Any],
+    function: Callable[..., object],
+    tensors: Sequence[torch.Tensor],
     precision: Precision,
     *,
-    inside: contextlib.AbstractContextManager[Any] = NOTHING,
+    inside: contextlib.AbstractContextManager[object] = NOTHING,
 ) -> FullRun:
     """Run a call in full precision, on copies of its tensors, then restore everything.
 
@@ -147,7 +148,7 @@ def run_in_full_precision(
     """
     mode = FullPrecision(precision)
 
-    def run(callee: Any, *copies: Any) -> Any:
+    def run(callee: object, *copies: torch.Tensor) -> object:
         # Compiled callables inside run eagerly: their entries are for the eager dtypes.
         with torch.no_grad(), eagerly(), inside, mode.active():
             return function(callee, *copies)
@@ -179,7 +180,7 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
         self._up = precision.up
         self._shadows: dict[tuple[int, int, int], _Shadow] = {}
         self._by_shadow: dict[int, _Shadow] = {}
-        self._desugared: Any = None
+        self._desugared: object = None
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -196,11 +197,11 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
             stack.enter_context(ShowEagerDtypes(self._up, self.read))
             yield
 
-    def read(self, tensor: Any) -> Any:
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor's values after the run, in full precision."""
         return tensor if has_parts(tensor) else self.cast(tensor)
 
-    def cast(self, tensor: Any, *, is_written: bool = False) -> Any:
+    def cast(self, tensor: torch.Tensor, *, is_written: bool = False) -> torch.Tensor:
         """Return a tensor in full precision; the same values as `tensor`, if it is a view."""
         full = self._up.get(tensor.dtype)
         if full is None:
@@ -219,11 +220,12 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
                 raise NoFullPrecision("it writes into a parameter that shares its memory")
             return shadow.view(tensor, is_written=is_written)
 
-    def _shadow_of(self, tensor: Any, full: torch.dtype) -> _Shadow:
+    def _shadow_of(self, tensor: torch.Tensor, full: torch.dtype) -> _Shadow:
         storage = tensor.untyped_storage()
         size = tensor.element_size()
         start, stop = 0, storage.nbytes() // size
-        own = tensor.storage_offset(), tensor.storage_offset() + _extent(tensor)
+        offset = int(tensor.storage_offset())
+        own = offset, offset + _extent(tensor)
         # A file may be mapped as one storage. The rest of it is not cast for one parameter.
         if isinstance(tensor, torch.nn.Parameter) and stop > 2 * (own[1] - own[0]):
             start, stop = own
@@ -236,7 +238,7 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
             raise NoFullPrecision("it reads the same memory as two dtypes")
         return shadow
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run an operator in full precision."""
         given = list(tensors_in((args, kwargs)))
         if any(has_parts(each) for each in given):
@@ -245,8 +247,12 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
             return self._run(func, args, kwargs, given)
 
     def _run(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Any]
-    ) -> Any:
+        self,
+        func: Operator,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        given: Sequence[torch.Tensor],
+    ) -> object:
         name = schema_of(func).name
         if func.namespace not in OF_TORCH:
             if is_composite(func):
@@ -264,12 +270,16 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
         return self._run_in_full(func, args, kwargs, given)
 
     def _run_in_full(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Any]
-    ) -> Any:
+        self,
+        func: Operator,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        given: Sequence[torch.Tensor],
+    ) -> object:
         asked = asked_dtype(args, kwargs)
         double = self._precision.is_conv_double and _is_conv(schema_of(func).name)
 
-        def up(value: Any, *, is_written: bool) -> Any:
+        def up(value: Castable, *, is_written: bool) -> Castable:
             if isinstance(value, torch.dtype):
                 return self._up.get(value, value)
             full = self.cast(value, is_written=is_written)
@@ -290,11 +300,16 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
         return self._label(func, out, given, asked)
 
     def _run_in_eager_dtypes(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_named: bool = True
-    ) -> Any:
-        writes: list[tuple[Any, Any]] = []
+        self,
+        func: Operator,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        *,
+        is_named: bool = True,
+    ) -> object:
+        writes: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-        def down(value: Any, *, is_written: bool) -> Any:
+        def down(value: Castable, *, is_written: bool) -> Castable:
             if isinstance(value, torch.dtype) or has_parts(value):
                 return value
             full = self.cast(value, is_written=is_written)
@@ -314,17 +329,19 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
             full.copy_(lower)
         given = {id(lower): full for full, lower in writes}
 
-        def up(value: Any) -> Any:
+        def up(value: torch.Tensor) -> torch.Tensor:
             return value if has_parts(value) else self._raise(given.get(id(value), value))
 
         return map_tensors(up, out)
 
-    def _raise(self, value: Any) -> Any:
+    def _raise(self, value: torch.Tensor) -> torch.Tensor:
         """Return a result in full precision, with its dtype in eager execution."""
         full = self._up.get(value.dtype)
         return value if full is None else set_eager_dtype(value.to(full), value.dtype)
 
-    def _run_on_parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_on_parts(
+        self, func: Operator, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         """Let a tensor that contains other tensors run an operator, in full precision if it can."""
         if self._desugared is func:
             self._desugared = None
@@ -340,13 +357,19 @@ class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
         finally:
             self._desugared = None
 
-    def _label(self, func: Any, out: Any, given: Sequence[Any], asked: torch.dtype | None) -> Any:
+    def _label(
+        self,
+        func: Operator,
+        out: object,
+        given: Sequence[torch.Tensor],
+        asked: torch.dtype | None,
+    ) -> object:
         """Cast results up, and note which dtypes they would have in eager execution."""
         if not given and asked is None and not isinstance(out, torch.Tensor):
             return out
         would_be = asked or promote(schema_of(func).name, given)
 
-        def note(value: Any) -> Any:
+        def note(value: torch.Tensor) -> torch.Tensor:
             if has_parts(value) or any(value is each for each in given):
                 return value
             if value.dtype in self._up:
@@ -362,7 +385,12 @@ class _Shadow:
     """The full-precision copy of a part of a storage, dropped when nothing uses it."""
 
     def __init__(
-        self, tensor: Any, start: int, stop: int, full: torch.dtype, by_shadow: dict[int, _Shadow]
+        self,
+        tensor: torch.Tensor,
+        start: int,
+        stop: int,
+        full: torch.dtype,
+        by_shadow: dict[int, _Shadow],
     ) -> None:
         self.dtype = tensor.dtype
         self._tensor, self._full = tensor.detach(), full
@@ -370,15 +398,15 @@ class _Shadow:
         self.is_part = (stop - start) * tensor.element_size() < tensor.untyped_storage().nbytes()
         """Whether tensors that share memory with this one may have another copy."""
         self._by_shadow = by_shadow
-        self._alive: Callable[[], Any] | None = None
-        self._kept: Any = None
+        self._alive: Callable[[], torch.UntypedStorage | None] | None = None
+        self._kept: torch.UntypedStorage | None = None
         self._last = 0
 
     def keep(self) -> None:
         """Keep the copy for the rest of the run, because it was written into."""
         self._kept = self._storage()
 
-    def view(self, tensor: Any, *, is_written: bool) -> Any:
+    def view(self, tensor: torch.Tensor, *, is_written: bool) -> torch.Tensor:
         """Return the view of the copy that corresponds to a view of the storage."""
         storage = self._storage()
         if is_written or storage.nbytes() <= SMALL_BYTES:
@@ -388,7 +416,7 @@ class _Shadow:
         view = empty.set_(storage, offset, tensor.shape, tensor.stride())
         return set_eager_dtype(view, tensor.dtype)
 
-    def _storage(self) -> Any:
+    def _storage(self) -> torch.UntypedStorage:
         if self._kept is not None:
             return self._kept
         if self._alive is not None:
@@ -404,7 +432,18 @@ class _Shadow:
         return storage
 
 
-def _extent(tensor: Any) -> int:
+Castable = torch.Tensor | torch.dtype
+"""An argument of an operator that a run casts, or exchanges for another dtype."""
+
+
+class _ArgumentCast(Protocol):
+    """A function that returns what an operator gets instead of a tensor or dtype."""
+
+    def __call__(self, value: Castable, /, *, is_written: bool) -> Castable:
+        """Return what stands for `value`. The operator writes into it if `is_written` is true."""
+
+
+def _extent(tensor: torch.Tensor) -> int:
     if not tensor.numel():
         return 0
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -412,15 +451,15 @@ def _extent(tensor: Any) -> int:
 
 
 def _map_arguments(
-    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], function: Callable[..., Any]
-) -> tuple[list[Any], dict[str, Any]]:
+    func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], function: _ArgumentCast
+) -> tuple[list[object], dict[str, object]]:
     """Apply a function to an operator's tensors and dtypes; it is told which tensors change."""
     arguments = schema_of(func).arguments
     written = {
         each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write
     }
 
-    def change(name: str, value: Any) -> Any:
+    def change(name: str, value: object) -> object:
         if isinstance(value, torch.dtype):
             return function(value, is_written=False)
         return map_tensors(lambda tensor: function(tensor, is_written=name in written), value)
@@ -432,7 +471,7 @@ def _map_arguments(
     )
 
 
-def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _draws(func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Return whether an operator draws random numbers."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False

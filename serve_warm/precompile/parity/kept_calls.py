@@ -8,7 +8,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -38,8 +38,8 @@ class Comparing(Protocol):
         self,
         dispatcher: CheckedCallable,
         check: Check,
-        fn: Callable[..., Any],
-        tensors: Sequence[Any],
+        fn: Callable[..., object],
+        tensors: Sequence[torch.Tensor],
     ) -> None:
         """Compare the code of an entry with eager execution for one call."""
 
@@ -56,8 +56,8 @@ class KeptCalls:
         self,
         dispatcher: CheckedCallable,
         check: Check,
-        fn: Callable[..., Any],
-        tensors: Sequence[Any],
+        fn: Callable[..., object],
+        tensors: Sequence[torch.Tensor],
     ) -> None:
         """Copy the inputs of a call, if memory allows, to check the call's entry later."""
         if check.kept is not None or check.result is not None or not check.may_repeat:
