@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch._C._dynamo import guards
@@ -152,6 +152,38 @@ def weak_storage(storage: torch.UntypedStorage) -> Callable[[], torch.UntypedSto
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
 """Base class of a mode that sees each operator below autograd."""
 
+if TYPE_CHECKING:
+
+    class TensorWithParts(torch.Tensor):
+        """A tensor that contains other tensors: the methods that torch expects of its class.
+
+        Not a class of torch, and only for type checkers. Seen in torch 2.11 to 2.15.
+        """
+
+        def __tensor_flatten__(self) -> tuple[Sequence[str], object]:
+            """Return the names of the attributes that hold its parts, and its metadata."""
+
+        @staticmethod
+        def __tensor_unflatten__(
+            inner_tensors: Mapping[str, torch.Tensor],
+            metadata: object,
+            outer_size: Sequence[int],
+            outer_stride: Sequence[int],
+        ) -> torch.Tensor:
+            """Return a tensor that is made of these parts."""
+
+    class MemberInCpp(Protocol):
+        """A member of an enumeration in C++, such as `SDPBackend.MATH`, as pybind11 makes them.
+
+        Seen in torch 2.11 to 2.15.
+        """
+
+        name: str
+
+        def __int__(self) -> int:
+            """Return its value."""
+
+
 is_traceable_wrapper_subclass = _python_dispatch.is_traceable_wrapper_subclass
 """Returns whether a tensor contains other tensors, and torch can trace through its class."""
 
@@ -207,14 +239,14 @@ def is_composite(operator: Operator) -> bool:
 
 # Dicts -------------------------------------------------------------------------------------------
 
-dict_version: Callable[[dict[Any, Any]], int] = guards.dict_version
+dict_version: Callable[[dict[object, object]], int] = guards.dict_version
 """Returns a number that changes with each change of a dict. From Python 3.12 on, torch watches each
 dict whose version was read."""
 
 
 def dicts_check(
-    dicts: tuple[dict[Any, Any], ...], kind_of_manager: Any
-) -> Callable[[tuple[dict[Any, Any], ...]], bool]:
+    dicts: tuple[dict[object, object], ...], kind_of_manager: Any
+) -> Callable[[tuple[dict[object, object], ...]], bool]:
     """Return a function of the same dicts that checks whether they are unchanged; 24 ns per dict.
 
     `kind_of_manager` is Dynamo's class `GuardManagerType`: the C++ that builds the check imports
@@ -229,7 +261,7 @@ def dicts_check(
             manager.add_dict_version_guard(each, ["changed"], None)
         except TypeError:  # 2.11 has no argument for the user's stack
             manager.add_dict_version_guard(each, ["changed"])
-    return cast("Callable[[tuple[dict[Any, Any], ...]], bool]", root.check)
+    return cast("Callable[[tuple[dict[object, object], ...]], bool]", root.check)
 
 
 # AOTInductor's C interface -----------------------------------------------------------------------

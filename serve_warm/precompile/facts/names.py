@@ -22,9 +22,14 @@ import sys
 import types
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from serve_warm._package import PACKAGE
+
+if TYPE_CHECKING:
+    import torch
+
+    from serve_warm.private_apis.torch_c import MemberInCpp
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice)
 
@@ -50,15 +55,16 @@ def find_named(module: str, name: str) -> Any:
         raise AttributeError(str(error)) from error
 
 
-def torch_object(name: str) -> Any:
+def torch_object(name: str) -> object:
     """Return the object with this name in torch."""
     # No import is needed, because facts about torch's values are only checked if torch is loaded.
     return getattr(sys.modules["torch"], name)
 
 
-def device_named(text: str) -> Any:
+def device_named(text: str) -> torch.device:
     """Return the device with a name such as `cuda:0`."""
-    return torch_object("device")(text)
+    named: torch.device = sys.modules["torch"].device(text)
+    return named
 
 
 STANDS_FOR = "_serve_warm_stands_for"
@@ -66,7 +72,7 @@ STANDS_FOR = "_serve_warm_stands_for"
 function. Facts name the replaced function, so they do not depend on this package."""
 
 
-def identity(found: Any) -> str:
+def identity(found: object) -> str:
     """Return the name of an object that exists only once in a program.
 
     Examples are a class, a function, a module and an enum member. Returns an empty string for other
@@ -90,7 +96,7 @@ def identity(found: Any) -> str:
     return _identity_of_code(found)
 
 
-def _identity_of_code(found: Any) -> str:
+def _identity_of_code(found: object) -> str:
     if isinstance(found, types.CodeType):
         return f"{found.co_name} {_digest(found)}"
     if isinstance(found, types.GetSetDescriptorType):  # an attribute of a class in C
@@ -133,7 +139,7 @@ def _closed_over(found: types.FunctionType) -> str:
 ELSEWHERE = " elsewhere"
 
 
-def _elsewhere(found: Any) -> str:
+def _elsewhere(found: object) -> str:
     """Return a mark for a class or function that does not stand where its name says.
 
     A copy can have the name and the code of the original, as a module that is loaded twice shows.
@@ -188,7 +194,7 @@ def _of_creation(kind: type) -> str:
     return f" made with {_digest_of((), values)}" if values else ""
 
 
-def _functions_in(kind: type) -> list[tuple[str, Any]]:
+def _functions_in(kind: type) -> list[tuple[str, object]]:
     """Return the functions of a class and its bases, with their names, except torch's own."""
     return [
         (name, value)
@@ -205,13 +211,13 @@ CACHED = type(functools.cache(len))
 FUNCTIONS = (types.FunctionType, property, staticmethod, classmethod)
 
 
-_class_digests: weakref.WeakKeyDictionary[type, tuple[Any, str]] = weakref.WeakKeyDictionary()
+_class_digests: weakref.WeakKeyDictionary[type, tuple[object, str]] = weakref.WeakKeyDictionary()
 
 
-def under(found: Any) -> list[types.FunctionType]:
+def under(found: object) -> list[types.FunctionType]:
     """Return the functions in a class attribute: a method, or the functions inside a wrapper."""
     if isinstance(found, property):
-        parts = [found.fget, found.fset]
+        parts: list[object] = [found.fget, found.fset]
     elif isinstance(found, (staticmethod, classmethod)):
         parts = [found.__func__]
     else:
@@ -219,7 +225,7 @@ def under(found: Any) -> list[types.FunctionType]:
     return [part for part in parts if isinstance(part, types.FunctionType)]
 
 
-def is_own(found: Any) -> bool:
+def is_own(found: object) -> bool:
     """Return whether a callable or class belongs to torch, Python or serve_warm.
 
     The fingerprint covers torch and Python. A function's globals must belong to these packages too,
@@ -239,24 +245,24 @@ def is_own(found: Any) -> bool:
     return "__file__" not in space or is_own_module(space.get("__name__"))
 
 
-def is_own_module(name: Any) -> bool:
+def is_own_module(name: object) -> bool:
     """Return whether a module with that name belongs to torch, Python or serve_warm."""
     top = str(name or "").partition(".")[0]
     return top in ("torch", PACKAGE) or (top in sys.stdlib_module_names and top != "__main__")
 
 
-def codes_of(found: Any) -> list[types.CodeType]:
+def codes_of(found: object) -> list[types.CodeType]:
     """Return the code of a function, and of the functions that it wraps or closes over."""
     return [function.__code__ for function in functions_of(found)]
 
 
-def functions_of(found: Any) -> list[types.FunctionType]:
+def functions_of(found: object) -> list[types.FunctionType]:
     """Return a function and the functions that it wraps or closes over.
 
     Functions for which `is_own` returns True are left out.
     """
     functions: list[types.FunctionType] = []
-    queue: list[Any] = [found]
+    queue: list[object] = [found]
     seen: set[int] = set()
     while queue:
         value = queue.pop()
@@ -282,7 +288,7 @@ def _members_of(kind: type[enum.Enum]) -> list[str]:
     return [f"{name}={_content(member.value)}" for name, member in kind.__members__.items()]
 
 
-def _with_values(found: Any) -> list[types.FunctionType]:
+def _with_values(found: object) -> list[types.FunctionType]:
     """Return the functions in a class attribute, if one of them has defaults or a closure."""
     parts = under(found)
     if isinstance(found, types.FunctionType) and not _has_values(found):
@@ -317,7 +323,7 @@ def _show_defaults(function: types.FunctionType) -> str:
     return repr(_defaults_of(function))
 
 
-def _values_of(functions: Sequence[tuple[str, Any]], *, with_assigned: bool) -> list[str]:
+def _values_of(functions: Sequence[tuple[str, object]], *, with_assigned: bool) -> list[str]:
     """Return the constants in the defaults and closures of a class's functions, as text."""
     values: list[str] = []
     for name, value in functions:
@@ -363,7 +369,7 @@ def _assigned(code: types.CodeType) -> frozenset[str]:
 ASSIGNING = frozenset((dis.opmap["STORE_DEREF"], dis.opmap["DELETE_DEREF"]))
 
 
-def _constant(value: Any, depth: int = 0) -> str:
+def _constant(value: object, depth: int = 0) -> str:
     """Return a value in a default argument or a closure as text, the same in each process.
 
     An object that is not constant counts by its class only. Unlike `literal`, this does not read
@@ -397,7 +403,7 @@ DEEP = 5
 NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, CACHED)
 
 
-def _items_of(value: Any) -> list[Any]:
+def _items_of(value: object) -> Sequence[object]:
     """Return the values in a container, in an order that is the same in each process."""
     if isinstance(value, (tuple, list)):
         return list(value)
@@ -413,7 +419,7 @@ def _items_of(value: Any) -> list[Any]:
     return []
 
 
-def _content(value: Any) -> str:
+def _content(value: object) -> str:
     if isinstance(value, types.MappingProxyType):
         return f"proxy of {literal(dict(value))}"
     return literal(value) or f"a {name_of(type(value))}"
@@ -438,7 +444,7 @@ def _digest(code: types.CodeType) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def name_of(found: Any) -> str:
+def name_of(found: object) -> str:
     """Return the module and qualified name of an object, or an empty string if it has none.
 
     >>> name_of(types.SimpleNamespace)
@@ -456,7 +462,7 @@ def name_of(found: Any) -> str:
 TORCH_LITERALS = ("dtype", "device", "layout", "memory_format")
 
 
-def literal(value: Any) -> str | None:
+def literal(value: object) -> str | None:
     """Return a plain value as text, the same for equal values; `None` if it is not plain."""
     kind = type(value)
     text: str | None = None
@@ -479,7 +485,7 @@ def literal(value: Any) -> str | None:
         items = [literal(each) for each in value]
         ordered = sorted(map(str, items)) if isinstance(value, (set, frozenset)) else items
         text = None if None in items else f"{name_of(kind)} ({', '.join(map(str, ordered))})"
-    elif kind is dict:
+    elif kind is dict and isinstance(value, dict):
         pairs = [(literal(key), literal(each)) for key, each in value.items()]
         plain = all(None not in pair for pair in pairs)
         text = f"dict {{{', '.join(f'{k}: {v}' for k, v in pairs)}}}" if plain else None
@@ -488,7 +494,7 @@ def literal(value: Any) -> str | None:
     return text
 
 
-def _is_member_in_cpp(value: Any) -> bool:
+def _is_member_in_cpp(value: object) -> TypeGuard[MemberInCpp]:
     """Return whether a value is a member of a pybind11 enumeration, such as `SDPBackend.MATH`."""
     kind = type(value)
     if type(kind).__name__ != "pybind11_type":
@@ -497,7 +503,7 @@ def _is_member_in_cpp(value: Any) -> bool:
     return isinstance(members, dict) and getattr(value, "name", None) in members
 
 
-def describe_tensor(tensor: Any, *, free: Free = ((), ())) -> str:
+def describe_tensor(tensor: torch.Tensor, *, free: Free = ((), ())) -> str:
     """Return the properties of a tensor that compiled code relies on; `free` dimensions become `*`.
 
     `requires_grad` is not included: entries are for calls without gradients. A forward that reads
@@ -517,7 +523,7 @@ def source_file(module: str) -> str:
     return str(getattr(loaded, "__file__", "") or "")
 
 
-def locate(value: Any) -> tuple[str, str] | None:
+def locate(value: object) -> tuple[str, str] | None:
     """Return the module and qualified name by which `resolve` finds `value`, or `None`."""
     if inspect.ismodule(value):
         return value.__name__, ""
@@ -538,7 +544,7 @@ def resolve(module: str, name: str) -> Any:
         ImportError: the module does not exist.
         AttributeError: the module has no object of that name.
     """
-    found: Any = importlib.import_module(module)
+    found: object = importlib.import_module(module)
     for part in filter(None, name.split(".")):
         found = getattr(found, part)
     return found

@@ -14,7 +14,7 @@ class Plan(TypedDict, total=False):
     """Reason why the entry's calls may not run twice; empty if they may."""
     settles: bool
     """Whether the code depends on state that the callable creates on its first calls."""
-    settings: dict[str, Any]
+    settings: dict[str, object]
     """At level 2: Inductor settings for loading the entry, if any."""
     copies: list[int]
     """Numbers of the graph's outputs that a call copies, because they share memory only in compiled
@@ -22,17 +22,17 @@ class Plan(TypedDict, total=False):
     tensors: list[str]
     """At level 2: the tensors and tensor parts that the graph received in the build, in its order
     (`names.describe_tensor`, `tensor_parts.describe_parts`)."""
-    numbers: dict[str, list[list[Any]]]
+    numbers: dict[str, list[list[object]]]
     """Numbers that a call draws from Python's `random` module, if any, by the name of the global
     that draws the numbers (`python_random.Draw`)."""
     inputs: list[dict[str, Any]]
     """Where each input comes from, and its properties at the build (`libraries.run.Input`). This
     key and all keys below exist only at level 3."""
     outputs: int
-    existing: list[list[list[Any]]]
+    existing: list[list[list[object]]]
     """The steps to each existing object that the result or an assigned attribute contains
     (`facts.Facts.chain`)."""
-    result: list[Any]
+    result: list[object]
     """How the result is built from the outputs."""
     writes: bool
     """Whether the library writes into its inputs."""

@@ -20,7 +20,7 @@ import functools
 import importlib
 import operator
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,13 +46,18 @@ CALLEE = "callee"
 """The name of the compiled callable in paths."""
 
 
-Step = tuple[int, str, Any]
+Step = tuple[int, str, object]
 """A step: the row where it starts, an operation, and the operation's argument. The argument of
 `item` is a key in the form that `encode_key` returns."""
 
 
-Expected = tuple[str, Any]
+Expected = tuple[str, object]
 """A fact's statement about an object: a kind, and a value that can be stored as JSON."""
+
+
+Reader = Callable[[Any, Any], object]
+"""Reads something from an object. The types of the object and of the argument depend on the kind of
+step, fact or source that the function is for."""
 
 
 Why = Callable[[], str]
@@ -65,10 +70,10 @@ class Facts:
     """Facts about one callable. Facts are immutable, and their JSON form has two lists."""
 
     steps: tuple[Step, ...] = ()
-    facts: tuple[tuple[int, str, Any], ...] = ()
+    facts: tuple[tuple[int, str, object], ...] = ()
     """A row, a kind of fact, and the value that the fact requires at the row."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, list[list[object]]]:
         """Return plain lists."""
         return {"steps": [list(s) for s in self.steps], "facts": [list(f) for f in self.facts]}
 
@@ -80,7 +85,7 @@ class Facts:
             ValueError, TypeError, LookupError: the data does not have the expected form.
         """
         steps = tuple((int(s[0]), str(s[1]), s[2]) for s in plain["steps"])
-        equal: dict[str, Any] = {}
+        equal: dict[str, object] = {}
         found = tuple((int(f[0]), str(f[1]), _shared(f[2], equal)) for f in plain["facts"])
         rows = range(len(steps))
         if any(start not in range(-1, row) for row, (start, _, _) in enumerate(steps)):
@@ -96,7 +101,7 @@ class Facts:
                 raise ValueError("a fact is compared with a row that does not exist")
         return cls(steps=steps, facts=found)
 
-    def broken(self, callee: Any) -> str:
+    def broken(self, callee: object) -> str:
         """Return the first fact that does not hold for `callee`, or an empty string if all hold."""
         objects = self.objects(callee)
         for fact in self.facts:
@@ -106,14 +111,14 @@ class Facts:
         return ""
 
     def why_broken(
-        self, fact: tuple[int, str, Any], objects: Sequence[Any] | Mapping[int, Any]
+        self, fact: tuple[int, str, object], objects: Sequence[object] | Mapping[int, object]
     ) -> str:
         """Return why a fact does not hold for its rows' objects, or an empty string if it holds."""
         broken = self.find_broken(fact, objects)
         return "" if broken is None else broken()
 
     def find_broken(
-        self, fact: tuple[int, str, Any], objects: Sequence[Any] | Mapping[int, Any]
+        self, fact: tuple[int, str, object], objects: Sequence[object] | Mapping[int, object]
     ) -> Why | None:
         """Return None if a fact holds, else a function that says why it does not hold."""
         row, kind, value = fact
@@ -133,19 +138,21 @@ class Facts:
         return None
 
     def _why_unrelated(
-        self, row: int, kind: str, value: Any, objects: Sequence[Any] | Mapping[int, Any]
+        self, row: int, kind: str, value: object, objects: Sequence[object] | Mapping[int, object]
     ) -> str:
+        others = others_of(kind, value)
         if kind == "same":
-            same = objects[row] is objects[value]
-            return "" if same else f"{self.path(row)} is no longer the same as {self.path(value)}"
+            (other,) = others
+            same = objects[row] is objects[other]
+            return "" if same else f"{self.path(row)} is no longer the same as {self.path(other)}"
         first: dict[int, int] = {}
-        for other in (row, *value):
+        for other in (row, *others):
             before = first.setdefault(id(objects[other]), other)
             if before != other:
                 return f"{self.path(other)} is now the same as {self.path(before)}"
         return ""
 
-    def chain(self, row: int) -> list[list[Any]]:
+    def chain(self, row: int) -> list[list[object]]:
         """Return the steps that lead to a row, from the root on: see `find`."""
         start, step, argument = self.steps[row]
         return [*([] if start < 0 else self.chain(start)), [step, argument]]
@@ -175,9 +182,9 @@ class Facts:
             return f"{base}()"
         return f"{step}({base})"
 
-    def objects(self, callee: Any) -> list[Any]:
+    def objects(self, callee: object) -> list[object]:
         """Return the object of each row, or `Missing` if the row's path leads nowhere."""
-        objects: list[Any] = []
+        objects: list[object] = []
         for start, step, argument in self.steps:
             if step == "root":
                 objects.append(callee if argument == CALLEE else module(argument))
@@ -186,14 +193,14 @@ class Facts:
             objects.append(base if isinstance(base, Missing) else take(base, step, argument))
         return objects
 
-    def with_inputs(self, callee: Any, given: Collection[int]) -> Facts:
+    def with_inputs(self, callee: object, given: Collection[int]) -> Facts:
         """Return the same facts, with a mark on each fact about an input tensor of the graph.
 
         `given` has the ids of the input tensors. The graph checks its inputs at each call, so these
         facts need no other check. A library receives only the parts of a tensor, not the
         tensor's metadata, so the metadata still needs a check.
         """
-        objects = self.objects(callee)
+        objects: list[Any] = self.objects(callee)
 
         def mark(row: int, kind: str) -> str:
             if id(objects[row]) in given:
@@ -205,7 +212,7 @@ class Facts:
         return Facts(steps=self.steps, facts=marked)
 
 
-def _shared(value: Any, equal: dict[str, Any]) -> Any:
+def _shared(value: object, equal: dict[str, object]) -> object:
     """Return one shared list for equal lists. Thousands of facts say that a module has no hooks."""
     return equal.setdefault(repr(value), value) if isinstance(value, list) else value
 
@@ -215,7 +222,7 @@ class Merged:
     """The facts of several entries, merged into one table without duplicates."""
 
     steps: list[Step] = field(default_factory=list)
-    facts: list[tuple[int, str, Any]] = field(default_factory=list)
+    facts: list[tuple[int, str, object]] = field(default_factory=list)
     of_table: list[list[int]] = field(default_factory=list)
     """For each table, the indexes of its facts in `facts`."""
 
@@ -229,8 +236,8 @@ class Merged:
                 steps=list(one.steps), facts=list(one.facts), of_table=[numbers] * len(tables)
             )
         merged = cls()
-        rows: dict[Any, int] = {}
-        facts: dict[Any, int] = {}
+        rows: dict[object, int] = {}
+        facts: dict[object, int] = {}
         known: dict[int, list[int]] = {}
         for table in tables:
             if id(table) not in known:
@@ -242,22 +249,25 @@ class Merged:
         """Return all facts as one table."""
         return Facts(steps=tuple(self.steps), facts=tuple(self.facts))
 
-    def _add(self, table: Facts, rows: dict[Any, int], facts: dict[Any, int]) -> list[int]:
+    def _add(self, table: Facts, rows: dict[object, int], facts: dict[object, int]) -> list[int]:
         row_of: list[int] = []
         for start, step, argument in table.steps:
             moved = (row_of[start] if start >= 0 else -1, step, argument)
             row_of.append(_number(moved, self.steps, rows))
         numbers = []
         for row, kind, value in table.facts:
-            if kind == "same":
-                value = row_of[value]  # noqa: PLW2901 - now a row of the merged one
-            elif kind == "distinct":
-                value = [row_of[other] for other in value]  # noqa: PLW2901
+            if kind in RELATIONS:
+                others = [row_of[other] for other in others_of(kind, value)]
+                value = others[0] if kind == "same" else others  # noqa: PLW2901 - rows of the merged one
             numbers.append(_number((row_of[row], kind, value), self.facts, facts))
         return numbers
 
 
-def _number(value: tuple[int, str, Any], values: list[Any], known: dict[Any, int]) -> int:
+def _number(
+    value: tuple[int, str, object],
+    values: list[tuple[int, str, object]],
+    known: dict[object, int],
+) -> int:
     # Other values can be lists, or equal although they differ, as 1 and True.
     key = value if type(value[2]) is str else repr(value)
     if key not in known:
@@ -298,7 +308,7 @@ class Missing:
         return excerpt(self.said, 200)
 
 
-def module(name: str) -> Any:
+def module(name: Any) -> object:
     """Return the Python module of this name, or `Missing`."""
     try:
         return importlib.import_module(name)
@@ -306,7 +316,7 @@ def module(name: str) -> Any:
         return Missing(str(error))
 
 
-def take(base: Any, step: str, argument: Any) -> Any:
+def take(base: object, step: str, argument: object) -> object:
     """Return the object that one step from `base` reaches, or `Missing` if there is none."""
     try:
         return TAKE[step](base, argument)
@@ -314,7 +324,7 @@ def take(base: Any, step: str, argument: Any) -> Any:
         return Missing(f"{type(error).__name__}: {error}")
 
 
-def find(callee: Any, chain: Sequence[Sequence[Any]]) -> Any:
+def find(callee: object, chain: Sequence[Sequence[Any]]) -> object:
     """Return the object to which the steps of `Facts.chain` lead, or `Missing`."""
     found = callee
     for step, argument in chain:
@@ -325,7 +335,7 @@ def find(callee: Any, chain: Sequence[Sequence[Any]]) -> Any:
     return found
 
 
-def item(base: Any, key: Any) -> Any:
+def item(base: Any, key: object) -> object:
     """Return an item as Dynamo reads it: without calling the `__missing__` of a dict subclass.
 
     Raises:
@@ -338,14 +348,14 @@ def item(base: Any, key: Any) -> Any:
     return operator.getitem(base, key)
 
 
-def _called(base: Any, _: Any) -> Any:
+def _called(base: Any, _: object) -> object:
     # Calling a weak reference or a function of torch runs no user code.
     if type(base) is not weakref.ref and not (name_of(base).startswith("torch.") and is_own(base)):
         raise TypeError("neither a weak reference nor a function of torch")
     return base()
 
 
-TAKE: Mapping[str, Callable[[Any, Any], Any]] = {
+TAKE: Mapping[str, Reader] = {
     "attribute": getattr,
     # Bypasses the class's own attribute lookup, as Dynamo does when it traces that lookup.
     "own": object.__getattribute__,
@@ -362,7 +372,7 @@ TAKE: Mapping[str, Callable[[Any, Any], Any]] = {
 STEPS = {"root", *TAKE}
 
 
-def encode_key(key: Any) -> Any:
+def encode_key(key: Any) -> object:
     """Return a dict key or an index in a form that can be stored as JSON; see `decode_key`.
 
     Raises:
@@ -372,7 +382,7 @@ def encode_key(key: Any) -> Any:
     if kind in (str, int, bool, type(None)):
         return key
     if kind in (float, complex):
-        plain: list[Any] = [kind.__name__, repr(key)]
+        plain: list[object] = [kind.__name__, repr(key)]
     elif kind is bytes:
         plain = ["bytes", key.hex()]
     elif kind is tuple:
@@ -392,7 +402,7 @@ def encode_key(key: Any) -> Any:
     return plain
 
 
-def decode_key(plain: Any) -> Any:
+def decode_key(plain: object) -> Any:
     """Return the key that `encode_key` wrote.
 
     Raises:
@@ -404,7 +414,7 @@ def decode_key(plain: Any) -> Any:
     return DECODERS[kind](*rest)
 
 
-DECODERS: Mapping[str, Callable[..., Any]] = {
+DECODERS: Mapping[str, Callable[..., object]] = {
     "float": float,
     "complex": complex,
     "bytes": bytes.fromhex,
@@ -420,7 +430,7 @@ DECODERS: Mapping[str, Callable[..., Any]] = {
 """Readers by kind of key."""
 
 
-def show_key(plain: Any) -> str:
+def show_key(plain: object) -> str:
     """Return an encoded key as readable text."""
     if not isinstance(plain, list):
         return repr(plain)
@@ -432,7 +442,7 @@ def show_key(plain: Any) -> str:
     return ".".join(map(str, rest)) if kind in ("enum", "name") else str(rest[-1])
 
 
-def expect(kind: str, found: Any, value: Any) -> Expected:
+def expect(kind: str, found: object, value: object) -> Expected:
     """Return what a fact of this kind says about `found`; `value` has the fact's parameters."""
     return kind, READERS[kind](found, value)
 
@@ -458,10 +468,10 @@ CALL = "_call_impl"
 """Method of a module that runs its hooks and its forward (2.0 to 2.15)."""
 
 
-def _hooks(found: Any, _: Any) -> list[list[list[Any]]]:
+def _hooks(found: object, _: object) -> list[list[list[object]]]:
     # Private tables of the base class. Hook numbers grow over the whole process, so only their
     # order is compared.
-    tables = []
+    tables: list[list[list[object]]] = []
     for name, marks in HOOKS.items():
         numbers, marked = list(vars(found).get(name, ())), vars(found).get(marks, ())
         tables.append([[sorted(numbers).index(each), each in marked] for each in numbers])
@@ -469,23 +479,23 @@ def _hooks(found: Any, _: Any) -> list[list[list[Any]]]:
     return [*tables, [[CALL, True]]] if CALL in vars(found) else tables
 
 
-def _contains(found: Any, about: Any) -> list[Any]:
+def _contains(found: Container[object], about: Sequence[object]) -> list[object]:
     key = decode_key(about[0])
     inside = dict.__contains__(found, key) if isinstance(found, dict) else key in found
     return [about[0], inside]
 
 
-def _keys(found: Any, _: Any) -> list[str]:
+def _keys(found: Iterable[object], _: object) -> list[str]:
     return [literal(key) or identity(key) or name_of(type(key)) for key in found]
 
 
-def _returns(found: Any, about: Any) -> list[Any]:
+def _returns(found: Callable[..., object], about: Sequence[Any]) -> list[object]:
     args, kwargs, _ = about
     result = found(*map(decode_key, args), **{k: decode_key(v) for k, v in kwargs.items()})
     return [args, kwargs, literal(result)]
 
 
-READERS: Mapping[str, Callable[[Any, Any], Any]] = {
+READERS: Mapping[str, Reader] = {
     "value": lambda found, _: literal(found),
     "type": lambda found, _: name_of_class(type(found)),
     "class": lambda found, _: name_of_class(found),  # as `type`, for objects of this class
@@ -530,7 +540,7 @@ def _describe_change(kind: str, now: Any, was: Any) -> str:
     return f"is {_short(now) or 'another object'}, but was {_short(was)}"
 
 
-def _describe_hooks(now: Sequence[Any], was: Sequence[Any]) -> str:
+def _describe_hooks(now: Sequence[Sequence[object]], was: Sequence[Sequence[object]]) -> str:
     after, before = (sum(map(len, tables)) for tables in (now, was))
     moved = "has its hooks in a different order or place, or calls them differently"
     return moved if after == before else f"has {after} hooks, but had {before}"
@@ -543,5 +553,5 @@ def _describe_parts(now: Sequence[str], was: Sequence[str]) -> str:
     return f"has {_short(found)}, but had {_short(known)}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return excerpt(str(value), SHOWN)

@@ -14,7 +14,7 @@ import contextlib
 import copy
 import types
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -27,6 +27,9 @@ from serve_warm.precompile.facts.names import (
 )
 from serve_warm.private_apis.torch_c import TorchDispatchMode, is_traceable_wrapper_subclass
 
+if TYPE_CHECKING:
+    from serve_warm.private_apis.torch_c import Operator, TensorWithParts
+
 DEPTH = 12
 """Maximum nesting depth of parts, and of values in metadata."""
 
@@ -35,7 +38,7 @@ READ_FAILURES = (AttributeError, LookupError, RuntimeError, TypeError, ValueErro
 """Exceptions that may be raised when unexpected parts of a tensor are read or compared."""
 
 
-def has_parts(value: Any) -> bool:
+def has_parts(value: object) -> TypeGuard[TensorWithParts]:
     """Return whether a value is a tensor that contains other tensors."""
     return type(value) not in PLAIN and is_traceable_wrapper_subclass(value)
 
@@ -44,7 +47,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 """The types of most tensors. Tensors of these types have no parts."""
 
 
-def describe_parts(tensor: Any) -> list[str]:
+def describe_parts(tensor: object) -> list[str]:
     """Return the facts about a tensor's parts that compiled code relies on, as texts.
 
     Raises:
@@ -81,16 +84,16 @@ def classes_of(tensor: Any) -> list[type]:
     return list(dict.fromkeys(found))
 
 
-def plain_parts(tensor: Any) -> list[Any]:
+def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the plain tensors inside a tensor: often just the tensor itself."""
     if not has_parts(tensor):
         return [tensor]
-    parts: list[Any] = []
+    parts: list[torch.Tensor] = []
     _flatten(tensor, parts, [])
     return parts
 
 
-def part_names(tensor: Any) -> list[str]:
+def part_names(tensor: torch.Tensor) -> list[str]:
     """Return the path from a tensor to each of its `plain_parts`, in the form `.name.name`."""
     if not has_parts(tensor):
         return [""]
@@ -98,11 +101,11 @@ def part_names(tensor: Any) -> list[str]:
     return [f".{name}{rest}" for name in names for rest in part_names(getattr(tensor, name))]
 
 
-def with_parts(tensor: Any, parts: Sequence[Any]) -> Any:
+def with_parts(tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return a tensor like `tensor`, but with these `plain_parts`."""
     left = iter(parts)
 
-    def make(like: Any) -> Any:
+    def make(like: torch.Tensor) -> torch.Tensor:
         if not has_parts(like):
             return next(left)
         names, metadata = like.__tensor_flatten__()
@@ -112,22 +115,22 @@ def with_parts(tensor: Any, parts: Sequence[Any]) -> Any:
     return make(tensor)
 
 
-def read_metadata(tensor: Any) -> list[Any]:
+def read_metadata(tensor: object) -> list[object]:
     """Return a tensor's classes, part names and metadata in a form that is fast to compare."""
-    found: list[Any] = []
+    found: list[object] = []
     _flatten(tensor, [], found)
     return found
 
 
-def read_parts(tensor: Any) -> list[Any]:
+def read_parts(tensor: object) -> list[object]:
     """Return the same information as `describe_parts`, in a form that is fast to compare."""
-    parts: list[Any] = []
-    found: list[Any] = []
+    parts: list[torch.Tensor] = []
+    found: list[object] = []
     _flatten(tensor, parts, found)
     return [*found, *((p.dtype, p.shape, p.stride(), p.device) for p in parts)]
 
 
-def is_equal(left: Any, right: Any) -> bool:
+def is_equal(left: object, right: object) -> bool:
     """Return whether two results of `read_metadata` or `read_parts` are equal; False if unknown."""
     try:
         return bool(left == right)
@@ -135,7 +138,7 @@ def is_equal(left: Any, right: Any) -> bool:
         return False
 
 
-def _flatten(tensor: Any, parts: list[Any], metadata: list[Any]) -> None:
+def _flatten(tensor: Any, parts: list[torch.Tensor], metadata: list[object]) -> None:
     names, more = tensor.__tensor_flatten__()
     metadata.append((type(tensor), names, more))
     for name in names:
@@ -149,32 +152,32 @@ def _flatten(tensor: Any, parts: list[Any], metadata: list[Any]) -> None:
 class Whole:
     """Tensors, with or without parts, in the order of a graph's inputs."""
 
-    def __init__(self, tensors: Sequence[Any]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._places = [place for place, tensor in enumerate(tensors) if has_parts(tensor)]
-        self._metadata: list[Any] = []
+        self._metadata: list[object] = []
         self.parts = self._read(tensors, self._metadata)
         """The plain parts of all tensors that have parts."""
         # Keep a copy, because an object in the metadata may change in place.
         self._metadata = copy.deepcopy(self._metadata) if self._places else []
 
-    def _read(self, tensors: Sequence[Any], metadata: list[Any]) -> list[Any]:
-        parts: list[Any] = []
+    def _read(self, tensors: Sequence[torch.Tensor], metadata: list[object]) -> list[torch.Tensor]:
+        parts: list[torch.Tensor] = []
         for place in self._places:
             _flatten(tensors[place], parts, metadata)
         return parts
 
-    def describe(self, tensors: Sequence[Any]) -> tuple[str, ...]:
+    def describe(self, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
         """Return the `describe_parts` texts of the tensors that have parts."""
         return tuple(text for place in self._places for text in describe_parts(tensors[place]))
 
-    def read_same(self, tensors: Sequence[Any]) -> list[Any] | None:
+    def read_same(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Return the plain parts of `tensors`, or `None` if their metadata has changed.
 
         The metadata is compared with that of the tensors given to `__init__`.
         """
         if not self._places:
             return []
-        metadata: list[Any] = []
+        metadata: list[object] = []
         try:
             parts = self._read(tensors, metadata)
         except READ_FAILURES:  # one of them has no parts any more
@@ -216,7 +219,7 @@ def steady(value: Any, depth: int = 0) -> str:
 
 def _steady_function(function: types.FunctionType, depth: int) -> str:
     """Return the name of a function, the digest of its code, and the values that it closes over."""
-    values: list[Any] = [function.__defaults__, function.__kwdefaults__]
+    values: list[object] = [function.__defaults__, function.__kwdefaults__]
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # an empty cell
             values.append(cell.cell_contents)
@@ -226,7 +229,7 @@ def _steady_function(function: types.FunctionType, depth: int) -> str:
     return f"function {name} {steady(values, depth + 1)}"
 
 
-def _steady_object(value: Any, depth: int) -> str:
+def _steady_object(value: object, depth: int) -> str:
     try:
         reduced = value.__reduce_ex__(2)
     except TypeError as error:
@@ -256,10 +259,14 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Operator,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         return self.run(func, args, kwargs or {})
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run an operator; subclasses define how."""
         raise NotImplementedError

@@ -69,7 +69,7 @@ def take_parts(graph: Any, sources: Sequence[str]) -> tuple[Any, list[str]]:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     parts = [plain_parts(fake) for fake in fakes]
-    flat = [part for each in parts for part in each]
+    flat: list[Any] = [part for each in parts for part in each]
 
     def run(*given: Any) -> Any:
         left = iter(given)
