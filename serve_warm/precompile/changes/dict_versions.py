@@ -8,7 +8,6 @@ import itertools
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from serve_warm.private_apis import cpython, dynamo, torch_c
 
@@ -21,13 +20,13 @@ which torch ignores. So the versions in this module also say whether a dict is e
 """
 
 
-def dict_version(mapping: dict[Any, Any]) -> int:
+def dict_version(mapping: dict[object, object]) -> int:
     """Return a dict's version, a number that changes with each change of the dict."""
     version = torch_c.dict_version(mapping)  # before the look at the content
     return 2 * version + (not mapping) if WATCHES_DICTS else version
 
 
-def dict_versions(dicts: Sequence[dict[Any, Any]]) -> list[int]:
+def dict_versions(dicts: Sequence[dict[object, object]]) -> list[int]:
     """Return the version of each of these dicts."""
     versions = list(map(torch_c.dict_version, dicts))
     if WATCHES_DICTS:
@@ -36,8 +35,8 @@ def dict_versions(dicts: Sequence[dict[Any, Any]]) -> list[int]:
 
 
 def empty_ones(
-    dicts: Sequence[dict[Any, Any]], versions: Sequence[int]
-) -> tuple[dict[Any, Any], ...]:
+    dicts: Sequence[dict[object, object]], versions: Sequence[int]
+) -> tuple[dict[object, object], ...]:
     """Return the dicts that torch watches and that were empty when these versions were read."""
     pairs = zip(dicts, versions, strict=True)
     return tuple(each for each, version in pairs if WATCHES_DICTS and version % 2)
@@ -53,7 +52,7 @@ class DictChanges:
     Takes 0.2 µs.
     """
 
-    def __init__(self, read: Callable[[dict[Any, Any]], int]) -> None:
+    def __init__(self, read: Callable[[dict[object, object]], int]) -> None:
         """`read` returns torch's version of a dict."""
         self._read = read
         self._version = -2  # the version before any that exists
@@ -78,14 +77,15 @@ class DictChanges:
         return number
 
 
-def count_changes(read: Callable[[dict[Any, Any]], int]) -> Callable[[], int] | None:
+def count_changes(read: Callable[[dict[object, object]], int]) -> Callable[[], int] | None:
     """Return `DictChanges.number`; None if changes to dicts do not get consecutive numbers.
 
     `read` returns torch's version of a dict.
     """
     if not (WATCHES_DICTS and cpython.has_gil()):
         return None
-    number, watched = DictChanges(read).number, {"changes": 0}
+    number = DictChanges(read).number
+    watched: dict[object, object] = {"changes": 0}
     read(watched)
     for attempt in range(3):  # another thread may change a watched dict meanwhile
         before, same = number(), number()
@@ -99,7 +99,7 @@ number_of_changes = count_changes(torch_c.dict_version)
 """`DictChanges.number` of this process; None if every dict must be compared."""
 
 
-def dicts_check(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
+def dicts_check(dicts: Sequence[dict[object, object]]) -> Callable[[], bool]:
     """Return a function that checks whether all these dicts are still unchanged.
 
     Runs in C++: 24 ns per dict. At level 3, without Dynamo, the function compares the versions one

@@ -15,7 +15,7 @@ Sources whose kind is in `SLOW_KINDS` are also compared during calls, but at mos
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from serve_warm.precompile.changes.sources import A_TENSOR, Sources, dict_behind, without_tensor
@@ -41,11 +41,11 @@ class FactWatch:
     As soon as a refresh begins, the previous `unchanged` returns False.
     """
 
-    def __init__(self, callee: Any, tables: Sequence[Facts]) -> None:
+    def __init__(self, callee: object, tables: Sequence[Facts]) -> None:
         self._callee = callee
         self._merged = merged = Merged.of(tables)
         self._facts = merged.facts_of_all()
-        self._objects: list[Any] = [Missing("not looked at")] * len(merged.steps)
+        self._objects: list[object] = [Missing("not looked at")] * len(merged.steps)
         self._broken: list[Why | None] = [None] * len(merged.facts)
         self._torn: tuple[set[int], set[int]] = (set(), set())
         """Rows to read again, and rows whose facts must be judged again, because something changed
@@ -56,7 +56,7 @@ class FactWatch:
         """Whether the last refresh found a surprise (`Sources.has_surprise`)."""
         self.unchanged: Callable[[], bool] = lambda: False
         """Returns whether everything is unchanged since the last refresh; takes a few µs."""
-        self.readers: dict[Any, Any] = {}
+        self.readers: dict[object, Any] = {}
         """Functions that read the inputs of libraries. The next refresh drops them
         (`libraries.inputs`)."""
         self._begin_anew()
@@ -90,7 +90,7 @@ class FactWatch:
         """Return the number of facts, and the number of dicts from which the facts were read."""
         return len(self._merged.facts), len(self._sources.versions)
 
-    def covers(self, mapping: Mapping[Any, Any]) -> bool:
+    def covers(self, mapping: object) -> bool:
         """Return whether `unchanged` returns False after any change to this dict."""
         return self._checks.covers(mapping)
 
@@ -168,14 +168,14 @@ class FactWatch:
         self._sources.drop_orphans()
         return dirty, judged
 
-    def _object(self, row: int) -> Any:
+    def _object(self, row: int) -> object:
         kept = self._objects[row]
         if kept is not A_TENSOR:
             return kept
         start, step, argument = self._merged.steps[row]
         return self._callee if start < 0 else take(self._object(start), step, argument)
 
-    def _walk(self, row: int) -> Any:
+    def _walk(self, row: int) -> object:
         start, step, argument = self._merged.steps[row]
         self._sources.begin(row)
         if step == "root":
@@ -183,7 +183,7 @@ class FactWatch:
         base = self._object(start)
         return base if isinstance(base, Missing) else self._step(base, step, argument)
 
-    def _step(self, base: Any, step: str, argument: Any) -> Any:
+    def _step(self, base: object, step: str, argument: object) -> object:
         try:
             source = self._sources.note_step(base, step, argument)
         except ANY_ERROR as error:

@@ -30,15 +30,15 @@ DEPTH = 40
 PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device)
 
 
-def state_of(callee: Any) -> Mapping[str, Any]:
+def state_of(callee: object) -> Mapping[str, object]:
     """Return, by path, the Python state that calls to a callable can change.
 
     The result leaves out the values in tensors, because tensors are inputs of a graph.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     seen: set[int] = set()
     classes: set[type] = {types.FunctionType, types.MethodType}
-    queue: deque[tuple[int, str, Any]] = deque([(0, "callee", callee)])
+    queue: deque[tuple[int, str, object]] = deque([(0, "callee", callee)])
     while queue and len(found) < VALUES_READ:
         depth, path, value = queue.popleft()
         kind = type(value)
@@ -66,14 +66,14 @@ def _describe(tensor: Any) -> str:
         return type(tensor).__name__
 
 
-def _read(value: Any) -> list[tuple[str, Any]]:
+def _read(value: object) -> list[tuple[str, object]]:
     try:
         return [*_parts(value)]
     except UNREADABLE:  # another thread changes it
         return []
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(value: Any) -> Iterator[tuple[str, object]]:
     """Yield an object's parts, each with its step in a path, without running the object's code."""
     kind = type(value)
     if issubclass(kind, (type, types.ModuleType)):
@@ -99,10 +99,10 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _attributes(own)
 
 
-SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset)
+SEQUENCES = (list, tuple, set, frozenset)
 
 
-def _items(value: Any, kind: type) -> Iterator[tuple[str, Any]]:
+def _items(value: Any, kind: type) -> Iterator[tuple[str, object]]:
     if issubclass(kind, dict):
         yield "[length]", dict.__len__(value)
         for key, item in [*dict.items(value)][:ITEMS_READ]:
@@ -116,7 +116,7 @@ def _items(value: Any, kind: type) -> Iterator[tuple[str, Any]]:
     yield from ((f"[{number}]", item) for number, item in enumerate(items[:ITEMS_READ]))
 
 
-def _globals_of(kind: type) -> Iterator[tuple[str, Any]]:
+def _globals_of(kind: type) -> Iterator[tuple[str, object]]:
     """Yield globals that a class's methods use, if they are plain values, dicts, lists or sets."""
     for base in kind.__mro__:
         if is_own_module(base.__module__):
@@ -130,7 +130,7 @@ def _globals_of(kind: type) -> Iterator[tuple[str, Any]]:
                         yield f"{base.__module__}.{name}", held
 
 
-def _attributes(own: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _attributes(own: dict[str, object]) -> Iterator[tuple[str, object]]:
     for name, value in [*own.items()]:
         if type(value) is not dict:
             yield f".{name}", value
@@ -146,7 +146,7 @@ TABLES = ("_parameters", "_buffers", "_modules")
 """Attributes of a module that hold its tensors and its submodules."""
 
 
-def _content(cell: Any) -> Any:
+def _content(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # empty

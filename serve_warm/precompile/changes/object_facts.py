@@ -28,6 +28,7 @@ from serve_warm.precompile.facts.table import (
     TAKE,
     Facts,
     Missing,
+    Reader,
     Step,
     Why,
     expect,
@@ -39,7 +40,7 @@ from serve_warm.precompile.facts.table import (
 Fitting = tuple[int, ...]
 """The numbers of the entries whose facts all hold."""
 
-Check = Callable[[Sequence[Any]], bool]
+Check = Callable[[Sequence[object]], bool]
 """Takes the objects of all rows. If it returns True, a fact holds. If it returns False or raises an
 error, `Facts.find_broken` must judge the fact."""
 
@@ -124,7 +125,7 @@ class ObjectFacts:
                 return self._describe(number, objects, why)
         return "its facts changed during the call"
 
-    def _describe(self, number: int, objects: Sequence[Any], why: Why) -> str:
+    def _describe(self, number: int, objects: Sequence[object], why: Why) -> str:
         """Return the text of a broken fact, which other objects may break in the same way."""
         row, kind, value = self._facts.facts[number]
         if kind in RELATIONS or isinstance(objects[row], Missing):
@@ -155,9 +156,9 @@ class ObjectFacts:
         self._holding = frozenset(n for n, of_table in shared.number_of.items() if holds[of_table])
         self._plans = plans
 
-    def _look(self, callee: types.MethodType) -> tuple[list[Any], bool]:
+    def _look(self, callee: types.MethodType) -> tuple[list[object], bool]:
         """Return the object of each row that an own fact needs, and whether all exist."""
-        objects: list[Any] = [None] * len(self._facts.steps)
+        objects: list[object] = [None] * len(self._facts.steps)
         is_complete = True
         for row, start, take, argument in self._walk:
             if start < 0:
@@ -174,10 +175,10 @@ class ObjectFacts:
                 is_complete = False
         return objects, is_complete
 
-    def _holds(self, number: int, objects: Sequence[Any]) -> bool:
+    def _holds(self, number: int, objects: Sequence[object]) -> bool:
         return self._facts.find_broken(self._facts.facts[number], objects) is None
 
-    def _all_hold(self, plan: _Reading, objects: Sequence[Any]) -> bool:
+    def _all_hold(self, plan: _Reading, objects: Sequence[object]) -> bool:
         for number, check in plan.checks:
             try:
                 if check(objects):
@@ -230,13 +231,13 @@ class _SharedFacts:
     """
 
     def __init__(self, callee: types.MethodType, facts: Facts) -> None:
-        self.items: list[Any] = [types.MethodType, callee.__func__, type(callee.__self__)]
+        self.items: list[object] = [types.MethodType, callee.__func__, type(callee.__self__)]
         self.number_of: dict[int, int] = {}
         """For each shared fact, its number in the table."""
-        self._samples: dict[int, tuple[Any, int]] = {}
+        self._samples: dict[int, tuple[object, int]] = {}
         """For each fact about a sample, the sample and the number of a fact in the table."""
         self._steps: list[Step] = [(-1, "root", CALLEE)]
-        self._facts: list[tuple[int, str, Any]] = []
+        self._facts: list[tuple[int, str, object]] = []
         self._row_of: dict[int, int] = {}
         bound, method, of_kind = (self._add_item(number) for number in range(3))
         methods, objects_of = self._add_steps(facts, method, of_kind)
@@ -279,12 +280,12 @@ class _SharedFacts:
         """Return the table of the shared facts."""
         return Facts(steps=tuple(self._steps), facts=tuple(self._facts))
 
-    def sample_of(self, number: int, holds: Sequence[bool]) -> Any:
+    def sample_of(self, number: int, holds: Sequence[bool]) -> object:
         """Return the sample for which a fact holds, or None. `holds` is about the table's facts."""
         sample, of_table = self._samples.get(number, (None, 0))
         return sample if sample is not None and holds[of_table] else None
 
-    def _add(self, row: int, kind: str, value: Any) -> int:
+    def _add(self, row: int, kind: str, value: object) -> int:
         self._facts.append((row, kind, value))
         return len(self._facts) - 1
 
@@ -292,7 +293,7 @@ class _SharedFacts:
         self._steps.append((0, "item", number))
         return len(self._steps) - 1
 
-    def _add_relation(self, number: int, fact: tuple[int, str, Any]) -> None:
+    def _add_relation(self, number: int, fact: tuple[int, str, object]) -> None:
         row, kind, value = fact
         rows = [row, *others_of(kind, value)]
         if all(each in self._row_of for each in rows):
@@ -301,10 +302,10 @@ class _SharedFacts:
                 first, kind, others if kind == "distinct" else others[0]
             )
 
-    def _add_sample(self, number: int, kind: str, value: Any, found: Any) -> None:
-        sample: Any = type(found) if kind == "type" else found
+    def _add_sample(self, number: int, kind: str, value: object, found: object) -> None:
+        sample = type(found) if kind == "type" else found
         if kind == "type":
-            is_right = name_of_class(sample) == value
+            is_right = name_of_class(type(found)) == value
         else:
             is_lasting = isinstance(found, LASTING) and locate(found) is not None
             is_right = kind == "is" and is_lasting and identity(found) == value
@@ -315,7 +316,7 @@ class _SharedFacts:
             self._samples[number] = sample, of_table
 
 
-Walk = list[tuple[int, int, Callable[[Any, Any], Any], Any]]
+Walk = list[tuple[int, int, Reader, object]]
 """A row, the row where its step starts, the step's function, and its argument."""
 
 
@@ -338,7 +339,7 @@ def _list_walk(facts: Facts, numbers: Collection[int]) -> Walk:
     return walk
 
 
-def _make_check(fact: tuple[int, str, Any], sample: Any) -> Check:
+def _make_check(fact: tuple[int, str, Any], sample: object) -> Check:
     """Return a fast check of a fact whose rows all have an object.
 
     `sample` is a class or an object for which the fact is known to hold, or None.
@@ -361,6 +362,6 @@ def _make_check(fact: tuple[int, str, Any], sample: Any) -> Check:
     return lambda objects: bool(read(objects[row], value) == value)
 
 
-def _has_no_hooks(found: Any) -> bool:
+def _has_no_hooks(found: object) -> bool:
     own = vars(found)
     return CALL not in own and not any(map(own.get, HOOKS))

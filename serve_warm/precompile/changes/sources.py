@@ -14,8 +14,8 @@ import json
 import operator
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 
@@ -27,8 +27,16 @@ from serve_warm.precompile.facts.names import (
     name_of_class,
     under,
 )
-from serve_warm.precompile.facts.table import ANY_ERROR, CALL, HOOKS, decode_key
+from serve_warm.precompile.facts.table import ANY_ERROR, CALL, HOOKS, Reader, decode_key
 from serve_warm.precompile.facts.tensor_parts import classes_of, is_equal, read_metadata, read_parts
+
+if TYPE_CHECKING:
+
+    class HasAttributeMap(Protocol):
+        """A `transformers` configuration: the real name of each attribute with two names."""
+
+        attribute_map: dict[str, str]
+
 
 HEAP_TYPE = 1 << 9
 """Flag of classes that can be changed (`Py_TPFLAGS_HEAPTYPE`)."""
@@ -102,14 +110,14 @@ class Source:
         elif self.more_users is not None:
             self.more_users.discard(user)
 
-    def read(self) -> Any:
+    def read(self) -> object:
         """Return the current value, or `ABSENT` if there is none."""
         try:
             return READ[self.kind](self.base, self.name)
         except ANY_ERROR:
             return ABSENT
 
-    def remember(self, value: Any) -> None:
+    def remember(self, value: object) -> None:
         """Store the value that was found."""
         # Do not store a tensor that is a dict item, because the dict's version shows a change.
         self.value = without_tensor(value) if self.kind == "item" else value
@@ -126,7 +134,7 @@ class Source:
         """Return whether the source exists and `value` is the object itself, not its content."""
         return self.kind in ("attribute", "getitem") and self.value is not ABSENT
 
-    def is_still(self, value: Any) -> bool:
+    def is_still(self, value: object) -> bool:
         """Return whether a value equals the stored one."""
         held = self.value
         if held is value:
@@ -167,23 +175,23 @@ torch refuses to swap tensors that have weak references (`torch.utils.swap_tenso
 """
 
 
-def without_tensor(value: Any) -> Any:
+def without_tensor(value: object) -> object:
     """Return a value in the form in which it is stored. A tensor becomes a placeholder."""
     return A_TENSOR if isinstance(value, torch.Tensor) else value
 
 
-def _call(function: Any, call: str) -> str | None:
+def _call(function: Callable[..., object], call: str) -> str | None:
     args, kwargs = _read_arguments(call)
     return literal(function(*args, **kwargs))
 
 
 @functools.lru_cache(maxsize=256)
-def _read_arguments(call: str) -> tuple[list[Any], dict[str, Any]]:
+def _read_arguments(call: str) -> tuple[list[object], dict[str, object]]:
     args, kwargs = json.loads(call)
     return list(map(decode_key, args)), {key: decode_key(value) for key, value in kwargs.items()}
 
 
-READ: Mapping[str, Callable[[Any, Any], Any]] = {
+READ: Mapping[str, Reader] = {
     "item": lambda base, name: dict.get(base, name, ABSENT),
     # `move_to_end` does not change the underlying dict.
     "keys": lambda base, _: tuple((OrderedDict if is_ordered(base) else dict).keys(base)),
@@ -205,12 +213,12 @@ READ: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def class_dicts(kind: type) -> list[dict[str, Any]]:
+def class_dicts(kind: type) -> list[dict[object, object]]:
     """Return the dicts of a class's MRO, except those of classes that cannot change."""
     return [dict_behind(vars(base)) for base in kind.__mro__ if base.__flags__ & HEAP_TYPE]
 
 
-def dict_behind(mapping: Any) -> Any:
+def dict_behind(mapping: object) -> Any:
     """Return the dict behind a mapping proxy, because only the dict has a version."""
     if type(mapping) is types.MappingProxyType:
         return next((each for each in gc.get_referents(mapping) if isinstance(each, dict)), None)
@@ -221,8 +229,8 @@ class Sources:
     """The places from which rows and facts of one callable were read, by kind, base and name."""
 
     def __init__(self) -> None:
-        self.by_key: dict[Any, Source] = {}
-        self.versions: dict[int, tuple[Any, int]] = {}
+        self.by_key: dict[object, Source] = {}
+        self.versions: dict[int, tuple[dict[object, object], int]] = {}
         """Each dict and its version, by the dict's id."""
         self.has_dropped = False
         """Whether a dict may have lost its last source since the sources were grouped."""
@@ -236,7 +244,7 @@ class Sources:
         """For each user, the index of the first source in the log."""
         self._gone = 0
         """Number of items in the log that belong to no user."""
-        self._orphans: dict[Any, Source] = {}
+        self._orphans: dict[object, Source] = {}
         """Sources without a user. A row or a fact may use such a source again before the current
         comparison ends."""
         self._methods: dict[type, ClassFunctions] = {}
@@ -281,7 +289,7 @@ class Sources:
             end = log.index(None, index)
             self._log += log[index : end + 1]
 
-    def _note(self, kind: str, base: Any, name: Any = None) -> Source:
+    def _note(self, kind: str, base: Any, name: object = None) -> Source:
         base_id = id(base)
         key = (kind, base_id, name) if type(name) is str else _key(kind, base_id, name)
         source = self.by_key.get(key)
@@ -330,11 +338,11 @@ class Sources:
             self._class_names[kind] = name_of_class(kind)
         return self._class_names[kind]
 
-    def _version(self, place: Any, key: int) -> None:
+    def _version(self, place: dict[object, object], key: int) -> None:
         if key not in self.versions:
             self.versions[key] = (place, dict_version(place))
 
-    def note_step(self, base: Any, step: str, argument: Any) -> Source | None:
+    def note_step(self, base: object, step: str, argument: Any) -> Source | None:
         """Record the sources of a step. Return the source if there is only one."""
         if step == "attribute":
             return self._note_attribute(base, argument)
@@ -353,7 +361,7 @@ class Sources:
             self._note("referent", base)
         return None
 
-    def _note_item(self, base: Any, key: Any) -> Source | None:
+    def _note_item(self, base: object, key: object) -> Source | None:
         place = dict_behind(base)
         if isinstance(place, dict):
             return self._note("item", place, key)
@@ -363,7 +371,7 @@ class Sources:
             return self._note("getitem", place, key)
         return None
 
-    def _note_attribute(self, base: Any, name: str) -> Source | None:
+    def _note_attribute(self, base: object, name: str) -> Source | None:
         """Record the sources of `getattr(base, name)`. Return the source if there is only one."""
         kind = type(base)
         if name == "__dict__":
@@ -386,7 +394,7 @@ class Sources:
             return self._note_of_instance(base, kind, name)
         return None
 
-    def _note_of_config(self, base: Any, name: str) -> None:
+    def _note_of_config(self, base: HasAttributeMap, name: str) -> None:
         """Record the sources of an attribute of a `transformers` configuration.
 
         A model reads dozens of such attributes. Reading the values would run Python functions each
@@ -400,7 +408,7 @@ class Sources:
             self._note("code", function)
         self._note_of_instance(base, type(base), renamed.get(name, name))
 
-    def _note_of_instance(self, base: Any, kind: type, name: str) -> Source | None:
+    def _note_of_instance(self, base: object, kind: type, name: str) -> Source | None:
         found = _find_defined(kind, name)
         own = getattr(base, "__dict__", None)
         if hasattr(type(found), "__set__") or not isinstance(own, dict):
@@ -449,14 +457,14 @@ class Sources:
         elif kind in ("text", "folded"):
             self._note(kind, found, json.dumps(about[:2]) if kind == "folded" else None)
 
-    def _note_presence(self, found: Any, kind: str, name: str) -> None:
+    def _note_presence(self, found: object, kind: str, name: str) -> None:
         if kind == "attribute":
             self._note_attribute(found, name)
         elif (own := getattr(found, "__dict__", None)) is not None:
             self._note("dict", found)
             self._note("item", dict_behind(own), name)
 
-    def _note_tensor(self, found: Any, kind: str) -> None:
+    def _note_tensor(self, found: object, kind: str) -> None:
         if not isinstance(found, torch.Tensor):
             return  # then the fact does not hold
         # An entry compares its input tensors at each call, but not the code of their classes.
@@ -473,7 +481,7 @@ class Sources:
         if self._methods[kind].functions:
             self._note("code", self._methods[kind])
 
-    def _note_hooks(self, found: Any) -> None:
+    def _note_hooks(self, found: object) -> None:
         own = vars(found)
         self._note("dict", found)
         self._note("item", own, CALL)
@@ -486,7 +494,7 @@ class Sources:
                 self._note("item", own, marks)
                 self._note("keys", own[marks])
 
-    def _note_container(self, found: Any, kind: str, about: Any) -> None:
+    def _note_container(self, found: object, kind: str, about: Sequence[object]) -> None:
         place = dict_behind(found)
         if isinstance(place, dict):
             if kind == "contains":
@@ -500,7 +508,7 @@ class Sources:
         elif kind == "length" and not isinstance(place, tuple):
             self._note("length", place)
 
-    def _note_contents(self, found: Any) -> None:
+    def _note_contents(self, found: object) -> None:
         if isinstance(found, dict):
             self._note("keys", found)
             for key in found:
@@ -513,7 +521,7 @@ class Sources:
             for each in found.values() if isinstance(found, dict) else found:
                 self._note_contents(each)
 
-    def _note_code(self, found: Any) -> None:
+    def _note_code(self, found: object) -> None:
         if isinstance(found, type):
             self._note("class", found)
             return
@@ -523,19 +531,19 @@ class Sources:
                 self._note("attribute", cell, "cell_contents")
 
 
-def _key(kind: str, base_id: int, name: Any) -> Any:
+def _key(kind: str, base_id: int, name: object) -> object:
     if type(name) is str or name is None:
         return (kind, base_id, name)
     # 1, True and 1.0 are equal as dict keys, but must be three different names here.
     return (kind, base_id, type(name), repr(name) if type(name) is float else name)
 
 
-def is_ordered(mapping: Any) -> bool:
+def is_ordered(mapping: object) -> bool:
     """Return whether a dict can change its order without getting a new version."""
     return isinstance(mapping, OrderedDict)
 
 
-def _find_defined(kind: type, name: str) -> Any:
+def _find_defined(kind: type, name: str) -> object:
     """Return the attribute from the first class in the MRO that defines it, or `ABSENT`."""
     for base in kind.__mro__:  # a loop, because a start does this thousands of times
         if name in base.__dict__:
@@ -558,13 +566,13 @@ such a method uses no other names, an attribute depends only on the instance, it
 `attribute_map`."""
 
 
-def _readers(kind: type) -> list[Any]:
+def _readers(kind: type) -> list[object]:
     """Return the `__getattribute__` functions of a class and its bases, except `object`."""
     of_bases = [vars(base).get("__getattribute__") for base in kind.__mro__[:-1]]
     return [function for function in of_bases if function is not None]
 
 
-def _is_plain_config(base: Any) -> bool:
+def _is_plain_config(base: Any) -> TypeGuard[HasAttributeMap]:
     """Return whether an object is a `transformers` config with the same settings for all layers."""
     own = getattr(base, "__dict__", None)
     return (

@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from serve_warm._records import record
 from serve_warm.precompile.calls.torch_state import RELOOK_S, tensor_check
@@ -27,6 +27,9 @@ from serve_warm.precompile.changes.dict_versions import (
 )
 from serve_warm.precompile.changes.sources import ABSENT, Source, Sources, class_dicts, is_ordered
 from serve_warm.precompile.facts.table import ANY_ERROR
+
+if TYPE_CHECKING:
+    import torch
 
 SLOW_KINDS = ("type", "dict", "code")
 """Kinds of sources that are compared at most once every `RELOOK_S` seconds. Such sources show that
@@ -106,7 +109,7 @@ class ChangeChecks:
             self._sources.is_stale |= self._noise[key] == NOISE + 1
         return changed
 
-    def covers(self, mapping: Mapping[Any, Any]) -> bool:
+    def covers(self, mapping: object) -> bool:
         """Return whether changes to all keys of this dict are noticed."""
         key = id(mapping)
         held = self._sources.versions.get(key)
@@ -141,8 +144,8 @@ class ChangeChecks:
         """
         if self._sources.is_stale:
             self._group()
-        hot: list[Any] = []
-        cold: list[Any] = []
+        hot: list[dict[object, object]] = []
+        cold: list[dict[object, object]] = []
         cold_versions: list[tuple[int, int]] = []
         noisy = {key for key, count in self._noise.items() if count > NOISE}
         noisy -= self._groups.of_class
@@ -210,7 +213,7 @@ class ChangeChecks:
         self._noise = {key: count for key, count in self._noise.items() if key in used}
         self._hot &= used
 
-    def _is_noisy(self, place: Any) -> bool:
+    def _is_noisy(self, place: object) -> bool:
         return id(place) not in self._groups.of_class and self._noise.get(id(place), 0) > NOISE
 
 
@@ -266,7 +269,7 @@ STEADY = 32
 check takes 8 µs per dict, and a starting replica has thousands of dicts but makes few calls."""
 
 
-def _same_dicts(dicts: Sequence[Any]) -> Callable[[], bool]:
+def _same_dicts(dicts: Sequence[dict[object, object]]) -> Callable[[], bool]:
     """Return a function that checks whether all these dicts are still unchanged.
 
     While `number_of_changes()` returns the same value, no dict has to be compared.
@@ -329,14 +332,14 @@ def _same_attributes(sources: Sequence[Source]) -> Callable[[], bool]:
     return check
 
 
-def _read_in_c(source: Source) -> Any:
+def _read_in_c(source: Source) -> object:
     """Return the attribute, `ABSENT` if it is missing, or `source` if reading it fails."""
     with contextlib.suppress(*ANY_ERROR):
         return getattr(source.base, source.name, ABSENT)
     return source  # marks it as unreadable: no source has itself as a value
 
 
-def _same_tensors(tensors: Sequence[Any]) -> Callable[[], bool]:
+def _same_tensors(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
     same = tensor_check(tensors)
     return lambda: same(*tensors)
 
