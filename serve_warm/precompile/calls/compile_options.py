@@ -10,12 +10,12 @@ from typing import Any
 from serve_warm.private_apis import inductor
 
 
-def captures(arguments: Mapping[str, Any]) -> bool:
+def captures(arguments: Mapping[str, object]) -> bool:
     """Return whether torch.compile's arguments or the global setting turn on CUDA graphs."""
     return bool(options_of(arguments).get(CAPTURES, inductor.captures_graphs()))
 
 
-def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(arguments: Mapping[str, Any]) -> dict[str, object]:
     """Return the Inductor options that torch.compile's arguments imply."""
     mode = arguments.get("mode")
     if mode in (None, "default"):

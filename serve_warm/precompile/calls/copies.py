@@ -14,7 +14,7 @@ from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.tensor_parts import describe_parts, has_parts, plain_parts
 
 
-def is_same(left: Any, right: Any) -> bool:
+def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Return whether two tensors contain the same bytes. A NaN equals itself here."""
     if (left.shape, left.dtype) != (right.shape, right.dtype):
         return False
@@ -33,7 +33,7 @@ class OtherStructure(Different):
     """The results differ in something other than tensors. The error text quotes request values."""
 
 
-def describe_result(value: Any, tensors: list[Any]) -> str:
+def describe_result(value: object, tensors: list[torch.Tensor]) -> str:
     """Return an output as text, without its tensors, and add the tensors to `tensors`."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
@@ -59,16 +59,18 @@ def describe_result(value: Any, tensors: list[Any]) -> str:
     return f"{kind.__qualname__}({', '.join(parts)})"
 
 
-def copy_tensors(tensors: Sequence[Any], *, inference: bool | None = None) -> list[Any]:
+def copy_tensors(
+    tensors: Sequence[torch.Tensor], *, inference: bool | None = None
+) -> list[torch.Tensor]:
     """Return copies of tensors, with the same strides and the same overlaps in memory.
 
     If `inference` is given, it decides whether all copies are inference tensors. By default, each
     copy is like its original.
     """
-    storages: dict[int, Any] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
     copies = []
     for tensor in tensors:
-        storage = tensor.untyped_storage()
+        storage: Any = tensor.untyped_storage()  # its method `clone` has no types
         if storage.data_ptr() not in storages:
             storages[storage.data_ptr()] = storage.clone()
         # Compiled code treats inference tensors differently.
@@ -79,7 +81,7 @@ def copy_tensors(tensors: Sequence[Any], *, inference: bool | None = None) -> li
     return copies
 
 
-def copy_outputs(outputs: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
+def copy_outputs(outputs: Sequence[Any], numbers: Sequence[int]) -> list[object]:
     """Return a graph's outputs, with copies of some of them."""
     found = list(outputs)
     for number in numbers:

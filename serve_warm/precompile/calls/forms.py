@@ -16,7 +16,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch.amp.autocast_mode import autocast_decorator
@@ -34,7 +34,9 @@ class TakesCalls(Protocol):
     def signature(self) -> Signature:
         """The call that it was made for."""
 
-    def takes(self, call: Signature, state: Mapping[str, str], tensors: Sequence[Any]) -> bool:
+    def takes(
+        self, call: Signature, state: Mapping[str, str], tensors: Sequence[torch.Tensor]
+    ) -> bool:
         """Return whether it was made for calls like this one."""
 
 
@@ -53,8 +55,8 @@ class Parameters:
     keyword_only: tuple[str, ...] = ()
 
     def bind(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        self, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> tuple[dict[str, object], dict[str, object]] | None:
         """Return arguments by parameter name, and the arguments that have no parameter.
 
         Returns None if an argument has no name, has two values, or is passed by keyword although
@@ -63,7 +65,7 @@ class Parameters:
         if len(args) > len(self.positional):
             return None
         named = dict(zip(self.positional, args, strict=False))
-        others = {}
+        others: dict[str, object] = {}
         for name, value in kwargs.items():
             if name in named or name in self.positional[: self.unnamed]:
                 return None
@@ -77,7 +79,7 @@ class Parameters:
 NOTHING_NAMED = Parameters()
 
 
-def parameters_of(callee: Any) -> Parameters:
+def parameters_of(callee: object) -> Parameters:
     """Return the parameters of the function that a call to `callee` enters first.
 
     Returns no names if that function is not written in Python, or if hooks receive the arguments.
@@ -111,8 +113,11 @@ def _passing_codes() -> frozenset[types.CodeType]:
     `torch.no_grad()`, `torch.inference_mode()` and `torch.autocast(...)` make such wrappers if they
     decorate a function (2.11 to 2.13).
     """
-    nothing: Any = contextlib.nullcontext()
-    makers: Any = (torch.no_grad(), functools.partial(autocast_decorator, nothing))
+    nothing = contextlib.nullcontext()
+    makers: tuple[Callable[[Callable[[], None]], Callable[[], None]], ...] = (
+        torch.no_grad(),
+        functools.partial(autocast_decorator, nothing),
+    )
     made = [make(lambda: None) for make in makers]
     return frozenset(each.__code__ for each in made if "func" in each.__code__.co_freevars)
 
@@ -134,8 +139,8 @@ Form = tuple[int, tuple[str, ...]]
 
 
 def in_form(
-    form: Form, parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any]] | None:
+    form: Form, parameters: Parameters, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[list[object], dict[str, object]] | None:
     """Return a call's arguments in the given form, or None if the arguments do not fit."""
     count, names = form
     bound = parameters.bind(args, kwargs)
@@ -163,18 +168,18 @@ def form_of(structure: str) -> Form | None:
 
 def find_form(
     entries: Iterable[tuple[AnyEntry, Code]],
-    callee: Any,
+    callee: object,
     state: Mapping[str, str],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> tuple[AnyEntry, Code, Sequence[Any]] | None:
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> tuple[AnyEntry, Code, Sequence[torch.Tensor]] | None:
     """Return an entry for another form of a call, or None if there is no such entry.
 
     The result also has the entry's code, and the tensors in the order that the entry expects. The
     code is the second value of the pair in `entries`. This function does not run the code.
     """
     parameters = parameters_of(callee)
-    calls: dict[Form, tuple[Signature, Sequence[Any]]] = {}
+    calls: dict[Form, tuple[Signature, Sequence[torch.Tensor]]] = {}
     for entry, fn in entries:
         form = form_of(entry.signature.structure)
         if form is None or form == (len(args), tuple(kwargs)):  # the form of the call itself
@@ -193,20 +198,20 @@ def find_form(
 class WrapsCode:
     """Code that runs the code of an entry: see `innermost`."""
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: Callable[..., object]) -> None:
         self._fn = fn
 
-    def __call__(self, callee: Any, /, *tensors: Any) -> Any:
+    def __call__(self, callee: object, /, *tensors: torch.Tensor) -> object:
         """Run the code of the entry."""
         return self._fn(callee, *tensors)
 
     @property
-    def inner(self) -> Callable[..., Any]:
+    def inner(self) -> Callable[..., object]:
         """The code that it runs."""
         return self._fn
 
 
-def innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
+def innermost(fn: Callable[..., object]) -> Callable[..., object]:
     """Return the function or library of an entry, without what wraps it."""
     while isinstance(fn, WrapsCode):
         fn = fn.inner
@@ -216,16 +221,16 @@ def innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
 class Reordered(WrapsCode):
     """An entry's code, for a call whose tensors come in a different order."""
 
-    def __init__(self, fn: Callable[..., Any], order: Sequence[int]) -> None:
+    def __init__(self, fn: Callable[..., object], order: Sequence[int]) -> None:
         super().__init__(fn)
         self._order = tuple(order)
 
-    def __call__(self, callee: Any, /, *tensors: Any) -> Any:
+    def __call__(self, callee: object, /, *tensors: torch.Tensor) -> object:
         """Put the tensors into the order that the entry expects, and run the entry."""
         return self._fn(callee, *[tensors[number] for number in self._order])
 
 
-def order_of(wanted: Sequence[Any], given: Sequence[Any]) -> list[int] | None:
+def order_of(wanted: Sequence[object], given: Sequence[object]) -> list[int] | None:
     """Return the position of each `wanted` tensor in `given`, or None if the order is the same."""
     places = {id(tensor): number for number, tensor in enumerate(given)}
     order = [places[id(tensor)] for tensor in wanted]

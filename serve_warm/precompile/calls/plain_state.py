@@ -20,7 +20,7 @@ import types
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from serve_warm._package import PACKAGE
 from serve_warm.precompile.facts.tensor_parts import OperatorMode, has_parts, plain_parts
 from serve_warm.private_apis import module_names
 from serve_warm.private_apis.torch_c import schema_of, storage_id, version_of
+
+if TYPE_CHECKING:
+    from serve_warm.private_apis.torch_c import Operator
 
 DEPTH = 6
 """Maximum number of steps from a registered module, or from the callable, to a tensor."""
@@ -54,12 +57,12 @@ SEQUENCES = (list, tuple, deque)
 class _KeptTensor:
     """One tensor, and a copy of the values that it had before the run."""
 
-    tensor: Any
+    tensor: torch.Tensor
     version: int | None
     """torch's count of writes into the tensor; None if torch does not count them."""
-    places: list[tuple[Any, Any]] = field(default_factory=list)
+    places: list[tuple[object, object]] = field(default_factory=list)
     """The containers that hold the tensor, each with the key or the name of the tensor."""
-    before: Sequence[Any] | None = None
+    before: Sequence[torch.Tensor] | None = None
     """Copies of the tensor's plain parts; None if a large tensor was not copied."""
 
     def copy(self) -> None:
@@ -85,7 +88,7 @@ class PlainState:
     """The tensors in a callable's attributes, lists, dicts and objects, before a run."""
 
     def __init__(
-        self, callee: Any, *, registered: Collection[int] = (), large_bytes: int = LARGE_BYTES
+        self, callee: object, *, registered: Collection[int] = (), large_bytes: int = LARGE_BYTES
     ) -> None:
         """Find the tensors, except those whose ids are in `registered`, and copy the small ones."""
         found: dict[int, _KeptTensor] = {}
@@ -120,13 +123,13 @@ class PlainState:
         self._kept = [kept for kept in self._kept if kept.is_changed()]
 
     @property
-    def before(self) -> list[Any]:
+    def before(self) -> list[torch.Tensor]:
         """Copies of the tensors, made before the run."""
         return [part for kept in self._kept for part in kept.before or ()]
 
-    def read(self) -> list[Any]:
+    def read(self) -> list[torch.Tensor]:
         """Return the plain parts of the tensors that are now in the same places."""
-        now = []
+        now: list[torch.Tensor] = []
         for kept in self._kept:
             held = _get(*kept.places[0])
             now += plain_parts(held if isinstance(held, torch.Tensor) else kept.tensor)
@@ -144,7 +147,7 @@ class PlainState:
 
 
 @contextlib.contextmanager
-def putting_back(callee: Any) -> Iterator[None]:
+def putting_back(callee: object) -> Iterator[None]:
     """Put the tensors that the block replaces, such as `self.cache`, back in their places.
 
     The values of the tensors are not restored.
@@ -156,7 +159,7 @@ def putting_back(callee: Any) -> Iterator[None]:
         state.restore()
 
 
-def write(tensor: Any, value: Any) -> None:
+def write(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Copy a value into a tensor, which may be an inference tensor."""
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         tensor.copy_(value)
@@ -172,7 +175,7 @@ class _CopyBeforeWrite(OperatorMode):  # type: ignore[no-untyped-call]
             for part in plain_parts(kept.tensor):
                 self._tensors.setdefault(storage_id(part), []).append(kept)
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         for number, argument in enumerate(schema_of(func).arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
@@ -181,18 +184,18 @@ class _CopyBeforeWrite(OperatorMode):  # type: ignore[no-untyped-call]
                 self._copy(tensor)
         return func(*args, **kwargs)
 
-    def _copy(self, tensor: Any) -> None:
+    def _copy(self, tensor: object) -> None:
         if isinstance(tensor, torch.Tensor):
             for part in plain_parts(tensor):
                 for kept in self._tensors.pop(storage_id(part), ()):
                     kept.copy()
 
 
-def _version(tensor: Any) -> int | None:
+def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() or has_parts(tensor) else version_of(tensor)
 
 
-def _is_as_before(tensor: Any, before: Sequence[Any]) -> bool:
+def _is_as_before(tensor: torch.Tensor, before: Sequence[torch.Tensor]) -> bool:
     from serve_warm.precompile.calls.copies import is_same
 
     return all(map(is_same, plain_parts(tensor), before))
@@ -201,9 +204,9 @@ def _is_as_before(tensor: Any, before: Sequence[Any]) -> bool:
 # Search ---------------------------------------------------------------------------------------
 
 
-def _find_tensors(callee: Any) -> Iterator[tuple[Any, Any, Any]]:
+def _find_tensors(callee: object) -> Iterator[tuple[object, object, torch.Tensor]]:
     """Yield each tensor that a callable reaches, with its container and its key or name."""
-    queue: deque[tuple[int, Any]] = deque([(0, callee)])
+    queue: deque[tuple[int, object]] = deque([(0, callee)])
     seen: set[int] = set()
     while queue and len(seen) < OBJECTS_READ:
         depth, value = queue.popleft()
@@ -221,7 +224,7 @@ def _find_tensors(callee: Any) -> Iterator[tuple[Any, Any, Any]]:
 LEAVES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
-def _is_kept(tensor: Any) -> bool:
+def _is_kept(tensor: torch.Tensor) -> bool:
     if isinstance(tensor, torch.nn.Parameter):
         return False
     if has_parts(tensor):
@@ -234,7 +237,7 @@ def _is_kept(tensor: Any) -> bool:
     )
 
 
-Part = tuple[bool, Any, Any, Any]
+Part = tuple[bool, object, object, object]
 """Whether this is a step further from the modules, a container, the key in it, and the value."""
 
 
@@ -283,7 +286,7 @@ def _of_function(function: types.FunctionType) -> Iterator[Part]:
             yield True, function.__globals__, name, function.__globals__[name]
 
 
-def _attributes(value: Any, kind: type) -> Iterator[Part]:
+def _attributes(value: object, kind: type) -> Iterator[Part]:
     try:
         own = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -299,7 +302,7 @@ def _attributes(value: Any, kind: type) -> Iterator[Part]:
                 yield True, value, name, _get(value, name)
 
 
-def _get(container: Any, key: Any) -> Any:
+def _get(container: object, key: Any) -> object:
     """Return an item or an attribute without running `__getattr__`; None if there is none."""
     try:
         if isinstance(container, dict):
@@ -311,7 +314,7 @@ def _get(container: Any, key: Any) -> Any:
         return None
 
 
-def _set(container: Any, key: Any, tensor: Any) -> None:
+def _set(container: object, key: Any, tensor: torch.Tensor) -> None:
     if _get(container, key) is tensor:
         return
     if isinstance(container, dict):

@@ -17,11 +17,11 @@ import inspect
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from serve_warm.precompile.facts.no_entry import NoEntry
 
-Draw = list[Any]
+Draw = list[object]
 """The name of a function in `random`, its positional arguments, and its keyword arguments."""
 
 HELPER = "_gen_rand_values"
@@ -37,7 +37,7 @@ USES_NUMBERS = (
 """Reason and advice for a call that has no library because it uses random numbers."""
 
 
-def read_draws(value: Any) -> list[Draw] | None:
+def read_draws(value: object) -> list[Draw] | None:
     """Return the draws of one of Dynamo's helpers; None if `value` is not a helper.
 
     Raises:
@@ -50,7 +50,7 @@ def read_draws(value: Any) -> list[Draw] | None:
     return [_draw(*call) for call in calls]
 
 
-def _draw(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Draw:
+def _draw(function: object, args: Sequence[object], kwargs: dict[str, object]) -> Draw:
     name = getattr(function, "__name__", "")
     if name not in FUNCTIONS or function != _method(name):
         raise NoEntry(
@@ -62,21 +62,21 @@ def _draw(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Draw:
     return [name, list(args), dict(kwargs)]
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if type(value) is float:
         return math.isfinite(value)
     return value is None or type(value) in (bool, int)
 
 
-def _method(name: str) -> Callable[..., Any]:
+def _method(name: str) -> Callable[..., object]:
     # Not `getattr(random, name)`: an application may replace the function in the module, and a
     # forward may have imported the original function by name.
-    instance: Any = vars(random)["_inst"]
-    found: Callable[..., Any] = getattr(instance, name)
+    instance: random.Random = vars(random)["_inst"]
+    found: Callable[..., object] = getattr(instance, name)
     return found
 
 
-def drawing(draws: Sequence[Draw]) -> Callable[[], list[Any]]:
+def drawing(draws: Sequence[Sequence[Any]]) -> Callable[[], list[object]]:
     """Return a function that draws the numbers of one call, in order.
 
     Raises:
@@ -112,6 +112,6 @@ def unchanged() -> Iterator[None]:
 class Unused:
     """Stands for the numbers of a call, where no code may use the numbers."""
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, number: int) -> NoReturn:
         """Raise `NoEntry`, because the code around a graph reads a number."""
         raise NoEntry(USES_NUMBERS)

@@ -16,7 +16,7 @@ import keyword
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from serve_warm.precompile.calls.torch_state import BACKEND_FLAGS, refuse_unusua
 from serve_warm.precompile.facts.names import Free, describe_tensor
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.private_apis import torch_c
+
+if TYPE_CHECKING:
+    from types import CodeType
 
 STATE = (
     *("threads", "grad_mode", "inference_mode", "autocast", "default_dtype"),
@@ -53,7 +56,7 @@ class Signature:
         # Strings from a request must not leak.
         return shorten(f"({hide_texts(self.structure)}) with {', '.join(self.tensors)}")
 
-    def function(self, name: str) -> Callable[..., Any]:
+    def function(self, name: str) -> Callable[..., object]:
         """Return the function of (callee, *tensors) that makes this call."""
         parameters = "".join(f", t{index}" for index in range(len(self.tensors)))
         source = f"def {name}(callee{parameters}):\n    return callee({self.structure})\n"
@@ -62,7 +65,7 @@ class Signature:
         # (https://github.com/pytorch/pytorch/pull/177558).
         space: dict[str, Any] = {**vars(builtins), "__name__": PACKAGE, "torch": torch}
         exec(builtins.compile(source, f"<serve_warm {name}>", "exec"), space)  # noqa: S102
-        made: Callable[..., Any] = space[name]
+        made: Callable[..., object] = space[name]
         return made
 
 
@@ -71,10 +74,10 @@ def _length(text: str) -> str:
 
 
 def describe(
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    known: Collection[tuple[type, Any]] | None = None,
-) -> tuple[Signature, list[Any]]:
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    known: Collection[tuple[type, object]] | None = None,
+) -> tuple[Signature, list[torch.Tensor]]:
     """Return a call's signature and the call's tensors.
 
     If `known` is given, the signature shows only the kind and length of strings that are not in
@@ -84,7 +87,7 @@ def describe(
     Raises:
         NoEntry: no entry can take an argument of this kind.
     """
-    tensors: list[Any] = []
+    tensors: list[torch.Tensor] = []
     words = [_source(value, tensors, known) for value in args]
     words += [
         _keyword(name, _source(value, tensors, known), known) for name, value in kwargs.items()
@@ -96,7 +99,7 @@ def describe(
     return Signature(structure=", ".join(words), tensors=tuple(map(_metadata, tensors))), tensors
 
 
-def _keyword(name: str, value: str, known: Collection[tuple[type, Any]] | None) -> str:
+def _keyword(name: str, value: str, known: Collection[tuple[type, object]] | None) -> str:
     # With `**`, a caller can pass names that are Python keywords, such as `from`.
     is_plain = name.isidentifier() and not keyword.iskeyword(name)
     if is_plain and _is_shown(name, known):
@@ -104,23 +107,23 @@ def _keyword(name: str, value: str, known: Collection[tuple[type, Any]] | None) 
     return f"**{{{_key(name, known)}: {value}}}"
 
 
-def _key(name: str, known: Collection[tuple[type, Any]] | None) -> str:
+def _key(name: str, known: Collection[tuple[type, object]] | None) -> str:
     return repr(name) if _is_shown(name, known) else _length(name)
 
 
-def _is_shown(name: str, known: Collection[tuple[type, Any]] | None) -> bool:
+def _is_shown(name: str, known: Collection[tuple[type, object]] | None) -> bool:
     return known is None or is_name(name) or (str, name) in known
 
 
-def contents(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, list[int]]:
+def contents(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, list[int]]:
     """Return the arguments as text, and the ids of their tensors, to detect changes."""
-    tensors: list[Any] = []
+    tensors: list[torch.Tensor] = []
     text = _source([*args, dict(kwargs)], tensors)
     return text, [id(tensor) for tensor in tensors]
 
 
 def _source(
-    value: Any, tensors: list[Any], known: Collection[tuple[type, Any]] | None = None
+    value: Any, tensors: list[torch.Tensor], known: Collection[tuple[type, object]] | None = None
 ) -> str:
     kind = type(value)
     if kind is torch.Tensor:
@@ -155,7 +158,7 @@ TRANSFORMERS_CACHE = "transformers.cache_utils.Cache"
 """Base class of caches in `transformers`. This module does not import `transformers`."""
 
 
-def _scalar(value: Any, known: Collection[tuple[type, Any]] | None) -> str:
+def _scalar(value: Any, known: Collection[tuple[type, object]] | None) -> str:
     kind = type(value)
     if kind is str and known is not None and (kind, value) not in known:
         return _length(value)
@@ -164,7 +167,7 @@ def _scalar(value: Any, known: Collection[tuple[type, Any]] | None) -> str:
     return repr(value)
 
 
-def _metadata(tensor: Any) -> str:
+def _metadata(tensor: torch.Tensor) -> str:
     refuse_unusual(tensor)
     if tensor.requires_grad:
         raise NoEntry("a tensor requires grad")
@@ -178,10 +181,10 @@ OTHER = "other"
 """In a call's key, this stands for any number or string that no entry was made for."""
 
 
-def list_known_values(structure: str) -> set[tuple[type, Any]]:
+def list_known_values(structure: str) -> set[tuple[type, object]]:
     """Return the numbers, strings and names in a structure, in the form that `key_of` compares."""
     call = ast.parse(f"f({structure})", mode="eval").body
-    found: set[tuple[type, Any]] = set()
+    found: set[tuple[type, object]] = set()
     for node in ast.walk(call):
         if isinstance(node, ast.Constant):
             found.add(_value(node.value))
@@ -192,19 +195,19 @@ def list_known_values(structure: str) -> set[tuple[type, Any]]:
     return found
 
 
-def _value(value: Any) -> tuple[type, Any]:
+def _value(value: object) -> tuple[type, object]:
     # The repr tells 0.0 from -0.0.
     return type(value), repr(value) if type(value) is float else value
 
 
 def key_of(
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    tensors: list[Any],
-    known: Collection[tuple[type, Any]],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    tensors: list[torch.Tensor],
+    known: Collection[tuple[type, object]],
     *,
     sizes: bool = True,
-) -> Any:
+) -> object:
     """Return a key that is equal for calls with the same structure and the same tensor shapes.
 
     This is the fast half of `describe`; a check in C++ covers the other properties of tensors. All
@@ -212,7 +215,7 @@ def key_of(
     contain request values. The same applies to keys and argument names if `is_name` is false for
     them. Without `sizes`, tensors of any shape give the same key.
     """
-    key: list[Any] = []
+    key: list[object] = []
     add = key.append
     try:
         for value in args:
@@ -233,7 +236,12 @@ def key_of(
     return tuple(key)
 
 
-def _part(value: Any, tensors: list[Any], known: Collection[Any], sizes: bool) -> Any:  # noqa: FBT001
+def _part(
+    value: Any,
+    tensors: list[torch.Tensor],
+    known: Collection[tuple[type, object]],
+    sizes: bool,  # noqa: FBT001
+) -> object:
     kind = type(value)
     if kind is torch.Tensor:
         tensors.append(value)
@@ -254,7 +262,7 @@ def _part(value: Any, tensors: list[Any], known: Collection[Any], sizes: bool) -
     return (kind, OTHER)
 
 
-def _name(key: Any, known: Collection[tuple[type, Any]]) -> Any:
+def _name(key: Any, known: Collection[tuple[type, object]]) -> object:
     kind = type(key)
     if kind is str and is_name(key):
         if len(_names) < NAMES_KEPT:
@@ -309,12 +317,12 @@ class Dynamic:
             [int(i) for i in re.findall(rf"L\['t{index}'\]\.stride\(\)\[(\d+)\]", text)],
         )
 
-    def signature(self, call: Signature, tensors: Sequence[Any]) -> Signature:
+    def signature(self, call: Signature, tensors: Sequence[torch.Tensor]) -> Signature:
         """Return the signature of a call without its dynamic sizes."""
         open_ = [describe_tensor(t, free=self.free(i)) for i, t in enumerate(tensors)]
         return Signature(structure=call.structure, tensors=tuple(open_))
 
-    def holds(self, tensors: Sequence[Any]) -> bool:
+    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether all conditions hold for these tensors."""
         of_call = {f"t{index}": tensor for index, tensor in enumerate(tensors)}
         names = {"L": of_call, "math": math, "torch": torch}
@@ -326,7 +334,7 @@ class Dynamic:
             return False
 
     @functools.cached_property
-    def _code(self) -> Any:
+    def _code(self) -> CodeType:
         text = " and ".join(f"({condition})" for condition in self.conditions)
         return builtins.compile(text or "True", "<serve_warm conditions>", "eval")
 
@@ -336,7 +344,7 @@ class Dynamic:
         return any("size()[" in condition for condition in self.conditions)
 
 
-def module_of(callee: Any) -> torch.nn.Module | None:
+def module_of(callee: object) -> torch.nn.Module | None:
     """Return the module itself, or the module of a bound method; `None` for other callables."""
     owner = getattr(callee, "__self__", callee)
     return owner if isinstance(owner, torch.nn.Module) else None

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from serve_warm.precompile.facts.names import Free
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.private_apis import torch_c
+
+if TYPE_CHECKING:
+    import torch
 
 RELOOK_S = 1.0
 """Seconds between two looks at what no call can check cheaply, such as torch's backend flags. Any
@@ -18,7 +21,7 @@ code can change them while a process is running."""
 
 
 def tensor_check(
-    tensors: Sequence[Any], *, free: Mapping[int, Free] | None = None
+    tensors: Sequence[torch.Tensor], *, free: Mapping[int, Free] | None = None
 ) -> Callable[..., bool]:
     """Return a function that checks whether its arguments look like `tensors` to compiled code.
 
@@ -60,7 +63,7 @@ def state_check() -> Callable[[], bool]:
     return torch_c.state_check(BACKEND_FLAGS)
 
 
-def refuse_unusual(tensor: Any) -> None:
+def refuse_unusual(tensor: torch.Tensor) -> None:
     """Raise `NoEntry` unless a tensor is an ordinary dense tensor.
 
     Sparse, nested and quantized tensors, lazy views and zeros, and tensors wrapped by a transform
