@@ -162,7 +162,8 @@ def _scalar(value: Any, known: Collection[tuple[type, object]] | None) -> str:
     kind = type(value)
     if kind is str and known is not None and (kind, value) not in known:
         return _length(value)
-    if kind is int and value.bit_length() > LONGEST_BITS:  # Python refuses to print very long ones
+    # Python refuses to print very long ones.
+    if kind is int and value.bit_length() > LONGEST_ARGUMENT_BITS:
         raise NoEntry(f"an int argument is too large: it has {value.bit_length()} bits")
     return repr(value)
 
@@ -174,7 +175,7 @@ def _metadata(tensor: torch.Tensor) -> str:
     return describe_tensor(tensor)
 
 
-LONGEST_BITS = 128
+LONGEST_ARGUMENT_BITS = 128
 """Largest number of bits that an entry's integer argument can have."""
 
 OTHER = "other"
