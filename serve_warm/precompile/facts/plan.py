@@ -26,8 +26,8 @@ class Plan(TypedDict, total=False):
     """Numbers that a call draws from Python's `random` module, if any, by the name of the global
     that draws the numbers (`python_random.Draw`)."""
     inputs: list[dict[str, Any]]
-    """Where each input comes from, and its properties at the build (`libraries.run.Input`). This
-    key and all keys below exist only at level 3."""
+    """Where each input comes from, and its properties at the build
+    (`libraries.inputs.TensorSource`). This key and all keys below exist only at level 3."""
     outputs: int
     existing: list[list[list[object]]]
     """The steps to each existing object that the result or an assigned attribute contains
