@@ -26,8 +26,7 @@ import re
 import sys
 import types
 import typing
-import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,25 @@ from serve_warm._redaction import describe_error, excerpt, loggable
 from serve_warm.inputs import Input
 from serve_warm.replica.record.raised_at import is_users
 from serve_warm.replica.replay.call_evidence import HEALTH_CHECK
+from serve_warm.replica.replay.input_sizes import (
+    DEPTH,
+    JSON,
+    NUMBER,
+    QUERY,
+    argument_of,
+    arguments_of,
+    axes_of,
+    double_size,
+    halve_size,
+    is_opaque,
+    put_value,
+    query_of,
+    replace_arguments,
+    resize_axes,
+    set_size,
+    to_one,
+    walk_arguments,
+)
 from serve_warm.replica.replay.other_values import (
     MASKS_NOTHING,
     MASKS_SOMETHING,
@@ -43,7 +61,6 @@ from serve_warm.replica.replay.other_values import (
     is_number,
     is_tensor,
     list_other_values,
-    other_number,
     other_size,
     say_numbers,
 )
@@ -55,8 +72,6 @@ logger = logging.getLogger(__name__)
 MOST_TRIALS = 128
 """Largest number of varied inputs."""
 
-DEPTH = 8
-"""How deep mappings and lists are searched for sizes. Nothing below is varied or named."""
 
 MOST_GROUPS = 4
 """How many kinds of inputs of one target are varied, the cheapest ones first."""
@@ -88,17 +103,9 @@ IDENTIFIERS = re.compile(
 )
 """Names of numbers that name something. Another number would name something else."""
 
-KNOWN = (str, int, float, bool, dict, list, tuple, type(None))
-"""Types of values that are varied or named with what they have in common, besides tensors."""
 
 MISSING = object()
 """Stands for the default of a parameter that has none."""
-
-JSON, QUERY = "?json", "?query"
-"""Names that no argument has, for the body and for the parameters in the address of a request."""
-
-NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?")
-"""Parameters in an address that are varied as numbers."""
 
 
 @record(frozen=True, kw_only=True)
@@ -229,7 +236,7 @@ def leave_out_larger(varied: Sequence[Varied], inputs: Sequence[Input]) -> tuple
     """
     largest: dict[str, float] = {}
     for item in inputs:
-        for axis, place, size in _axes_of(item):
+        for axis, place, size in axes_of(item):
             name = f"{_path_of(item)} {axis}"
             # Sizes of 1 and 2 grow by one. A number may be an index into two items.
             least = -math.inf if place == axis else SMALL + 1
@@ -239,7 +246,7 @@ def leave_out_larger(varied: Sequence[Varied], inputs: Sequence[Input]) -> tuple
         for each in varied
         if all(
             size <= largest.get(f"{_path_of(each.item)} {axis}", size)
-            for axis, _, size in _axes_of(each.item)
+            for axis, _, size in axes_of(each.item)
         )
     ]
     return kept, len(varied) - len(kept)
@@ -260,7 +267,7 @@ def digest_of(inputs: Sequence[Input], owner: Any, *, largest_batch: int) -> str
     for item in inputs:
         if item.target_name == HEALTH_CHECK:
             continue  # a build may have found that it compiles, and a start not yet
-        sizes = [(axis, size) for axis, place, size in _axes_of(item) if axis != place]
+        sizes = [(axis, size) for axis, place, size in axes_of(item) if axis != place]
         texts.append(f"{_path_of(item)} {item.fixed} {item.concurrency} {sizes}")
     of.update("\n".join([str(largest_batch), *sorted(texts)]).encode())  # they may be in any order
     return of.hexdigest()
@@ -271,7 +278,7 @@ def _group(items: Sequence[Input], owner: Any) -> list[list[Input]]:
     groups: dict[Any, list[Input]] = {}
     names = _positional(items[0], owner)
     for item in items:
-        values = [*_walk(_arguments(item), DEPTH)]
+        values = [*walk_arguments(arguments_of(item), DEPTH)]
         chosen = [
             (name, value if isinstance(value, (bool, str)) else None)
             for name, value in values
@@ -295,7 +302,7 @@ class _Target:
         self._parameters, self._rest = _parameters(like, owner)
         self._kinds = _kinds(like, owner)
         self._names = _positional(like, owner)
-        self._values = [dict(_walk(_arguments(item), DEPTH)) for item in items]
+        self._values = [dict(walk_arguments(arguments_of(item), DEPTH)) for item in items]
         # Not by equality, which calls that of the arguments: tensors of unlike sizes raise.
         self._like_values = next(
             values for item, values in zip(items, self._values, strict=True) if item is like
@@ -316,11 +323,11 @@ class _Target:
             yield f"other model ids{of}"
         if any(map(NUMBER.fullmatch, _path_of(self._like).split("/"))):
             yield f"the path{of}"
-        if self._like.http and "?" in self._like.http[1] and not _query(self._like):
+        if self._like.http and "?" in self._like.http[1] and not query_of(self._like):
             yield f"the parameters in the address{of}"
         for name in dict.fromkeys(itertools.chain(*self._values)):
             found = [each[name] for each in self._values if name in each]
-            if any(map(_is_opaque, found)) and not self._is_fixed(name):
+            if any(map(is_opaque, found)) and not self._is_fixed(name):
                 yield f"{self._show(name)}{of}"
         yield from (f"{name}{of}, always its default" for name in self._never_passed())
         yield from (f"{name}{of}, always as many" for name in self._rest)
@@ -368,7 +375,7 @@ class _Target:
                 like = self._items[first.index(size)]
                 axes = groups[second]
                 shown = f"{self._join(groups[first])} {size} with {self._join(axes)} {other}, never"
-                item = _change(like, {*axes}, functools.partial(_same, int(other)))
+                item = resize_axes(like, {*axes}, functools.partial(set_size, int(other)))
                 yield self._varied(item, shown, [*groups[first], *axes], is_extra=False)
 
     def sizes(self) -> Iterator[Varied]:
@@ -379,7 +386,7 @@ class _Target:
             if self._is_identifier_axis(axes[0]):
                 continue
             shown = f"{self._join(axes)}, always {size}"
-            yield self._varied(_change(self._like, {*axes}), shown, axes, is_extra=False)
+            yield self._varied(resize_axes(self._like, {*axes}), shown, axes, is_extra=False)
             if len(axes) > 1 and not isinstance(place, str):
                 yield from self._alone(axes, only_if=shown)
             if not isinstance(place, str):
@@ -396,7 +403,7 @@ class _Target:
             args = self._like.args if name in self._like.kwargs else self._like.args[:-1]
             item = dataclasses.replace(self._like, args=args, kwargs=kwargs)
             yield self._varied(item, f"{name}, always given", [name])
-        for name, value in _walk(_arguments(self._like), DEPTH):
+        for name, value in walk_arguments(arguments_of(self._like), DEPTH):
             if self._is_fixed(name) or name == QUERY:  # nobody asks for an order of parameters
                 continue
             shown, all_values = self._show(name), [each.get(name) for each in self._values]
@@ -432,11 +439,15 @@ class _Target:
         """
         tensors = [*map(self._value_of, axes)]
         is_large = any(is_tensor(each) and each.numel() > LARGEST_TENSOR for each in tensors)
-        for resize in (_halve,) if is_large else (_double, _halve):
+        for resize in (halve_size,) if is_large else (double_size, halve_size):
             if resize(size) != size:
-                yield self._varied(_change(self._like, {*axes}, resize), shown, axes)
+                yield self._varied(resize_axes(self._like, {*axes}, resize), shown, axes)
         if place == 0 and any(map(is_tensor, tensors)):
-            trial = self._varied(_change(self._like, {*axes}, _one), self._never_one(axes), axes)
+            trial = self._varied(
+                resize_axes(self._like, {*axes}, to_one),
+                self._never_one(axes),
+                axes,
+            )
             yield dataclasses.replace(trial, only_if=shown)
 
     def _alone(self, axes: Sequence[str], *, only_if: str = "") -> Iterator[Varied]:
@@ -446,7 +457,7 @@ class _Target:
         if any(map(self._has_tensor, axes)) and len(names) > 1:
             return
         shown = f"{self._join(axes)}, always equal"
-        trial = self._varied(_change(self._like, {axes[0]}), shown, axes, is_extra=not only_if)
+        trial = self._varied(resize_axes(self._like, {axes[0]}), shown, axes, is_extra=not only_if)
         yield dataclasses.replace(trial, only_if=only_if)
 
     def _apart(self, axes: Sequence[str], sizes: set[int]) -> Iterator[Varied]:
@@ -456,13 +467,13 @@ class _Target:
         one item is tried too.
         """
         probe = ""
-        item = _change(self._like, {*axes}, functools.partial(_same, other_size(sizes)))
+        item = resize_axes(self._like, {*axes}, functools.partial(set_size, other_size(sizes)))
         if any(map(self._has_tensor, axes)):
             probe = f"{self._join(axes)}, in between"
             trial = self._varied(item, probe, axes, is_extra=False)
             yield dataclasses.replace(trial, is_probe=True)
             if 1 not in sizes and axes[0].endswith("[0]"):
-                item = _change(self._like, {*axes}, _one)
+                item = resize_axes(self._like, {*axes}, to_one)
                 trial = self._varied(item, self._never_one(axes), axes)
                 yield dataclasses.replace(trial, only_if=probe)
         elif not any(axis.endswith("[0]") for axis in axes):
@@ -485,12 +496,14 @@ class _Target:
         """Return the axes of one size, by position and size. Each number is one by itself."""
         sizes: dict[str, set[float]] = {}
         for item in self._items:
-            for axis, _, size in _axes_of(item):
+            for axis, _, size in axes_of(item):
                 sizes.setdefault(axis, set()).add(size)
         groups: dict[tuple[int | str, float], list[str]] = {}
-        for axis, place, size in _axes_of(self._like):
+        for axis, place, size in axes_of(self._like):
             is_empty = place != axis and not size
-            is_left_alone = is_empty or self._is_fixed(axis) or any(self._choices(_argument(axis)))
+            is_left_alone = (
+                is_empty or self._is_fixed(axis) or any(self._choices(argument_of(axis)))
+            )
             if len(sizes[axis]) == 1 and not is_left_alone:
                 groups.setdefault((place, size), []).append(axis)
         return groups
@@ -499,7 +512,7 @@ class _Target:
         """Return the axes that have several sizes, by their size in each input."""
         sizes: dict[str, list[float]] = {}
         for item in self._items:
-            for axis, place, size in _axes_of(item):
+            for axis, place, size in axes_of(item):
                 is_left_alone = self._is_fixed(axis) or self._is_identifier_axis(axis)
                 if not isinstance(place, str) and not is_left_alone:
                     sizes.setdefault(axis, []).append(size)
@@ -538,9 +551,9 @@ class _Target:
 
     def _with(self, name: str, other: Any) -> Input:
         """Return the cheapest input with another value of an argument."""
-        before = _arguments(self._like)
-        changed = {key: _put(value, key, name, other) for key, value in before.items()}
-        return _rebuild(self._like, changed)
+        before = arguments_of(self._like)
+        changed = {key: put_value(value, key, name, other) for key, value in before.items()}
+        return replace_arguments(self._like, changed)
 
     def _choices(self, name: str) -> Iterator[Any]:
         """Yield the values that an argument can have, if its annotation lists them."""
@@ -579,11 +592,11 @@ class _Target:
         fixed = self._like.fixed
         if isinstance(fixed, bool):
             return fixed
-        argument = _argument(axis)
+        argument = argument_of(axis)
         return argument.lstrip("?") in fixed or self._names.get(argument) in fixed
 
     def _show(self, axis: str) -> str:
-        argument = _argument(axis)
+        argument = argument_of(axis)
         return excerpt(self._names.get(argument, argument).lstrip("?") + axis[len(argument) :])
 
     def _join(self, axes: Sequence[str]) -> str:
@@ -632,206 +645,6 @@ def _kinds(item: Input, owner: Any) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _walk(arguments: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each argument, and of the items of mappings.
-
-    Of a list of mappings, only the first one counts.
-    """
-    for name, value in arguments.items():
-        yield name, value
-        is_list_of_them = isinstance(value, list) and value and type(value[0]) is dict
-        found = value[0] if is_list_of_them else value
-        if isinstance(found, Mapping) and depth > 1:
-            yield from _walk({f"{name}.{key}": item for key, item in found.items()}, depth - 1)
-
-
-def _put(value: Any, name: str, wanted: str, other: Any) -> Any:
-    if name == wanted:
-        return other
-    if type(value) is list and wanted.startswith(f"{name}."):
-        return [_put(item, name, wanted, other) for item in value]
-    if type(value) is dict and wanted.startswith(f"{name}."):
-        return {key: _put(item, f"{name}.{key}", wanted, other) for key, item in value.items()}
-    return value
-
-
-def _is_opaque(value: Any) -> bool:
-    """Return whether a value has no sizes to vary, or is a list of such values or of several."""
-    if type(value) in (list, tuple):
-        kinds = {float if is_number(item) else _kind_of(item) for item in value}
-        keys = {frozenset(item) for item in value if type(item) is dict}
-        return len(kinds) > 1 or len(keys) > 1 or any(map(_is_opaque, value[:1]))
-    return type(value) not in KNOWN and not is_tensor(value)
-
-
-def _kind_of(value: Any) -> Any:
-    return (type(value), value.dim()) if is_tensor(value) else type(value)
-
-
 def _path_of(item: Input) -> str:
     """Return the name of a target without the parameters in its address."""
     return item.target_name.partition("?")[0] if item.http else item.target_name
-
-
-def _argument(axis: str) -> str:
-    return axis.partition("[")[0].partition(".")[0]
-
-
-def _axes_of(item: Input) -> Iterator[tuple[str, int | str, float]]:
-    for name, value in _arguments(item).items():
-        yield from _axes(value, name, 0, DEPTH)
-
-
-def _arguments(item: Input) -> dict[str, Any]:
-    return {
-        **{f"args{number}": value for number, value in enumerate(item.args)},
-        **item.kwargs,
-        **({} if item.json is None else {JSON: item.json}),
-        **({QUERY: query} if (query := _query(item)) else {}),
-    }
-
-
-def _query(item: Input) -> dict[str, str | float]:
-    """Return the parameters in the address of a request. Numbers are no texts there."""
-    if item.http is None:
-        return {}
-    pairs = urllib.parse.parse_qsl(item.http[1].partition("?")[2], keep_blank_values=True)
-    values: dict[str, str | float]
-    values = {name: _read_number(text) for name, text in pairs}
-    return values if len(values) == len(pairs) else {}
-
-
-def _read_number(text: str) -> str | float:
-    if not NUMBER.fullmatch(text):
-        return text
-    number = float(text) if "." in text else int(text)
-    return number if str(number) == text else text
-
-
-def _axes(value: Any, name: str, place: int, depth: int) -> Iterator[tuple[str, int | str, float]]:
-    """Yield the name, the position and the size of each axis of a value.
-
-    A number yields its name as its position, and itself as its size.
-    """
-    if not depth:
-        return
-    if is_number(value):
-        yield name, name, value
-    elif isinstance(value, str):
-        yield f"{name}[{place}]", place, len(value)
-    elif type(value) is dict:
-        for key, item in value.items():
-            yield from _axes(item, f"{name}.{key}", place, depth - 1)
-    elif type(value) in (list, tuple):
-        yield f"{name}[{place}]", place, len(value)
-        if (item := _sample(value)) is not None:
-            yield from _axes(item, name, place + 1, depth - 1)
-    elif is_tensor(value):
-        for axis, size in enumerate(value.shape):
-            yield f"{name}[{place + axis}]", place + axis, int(size)
-
-
-def _sample(items: Sequence[Any]) -> Any:
-    """Return the largest item, to which the others are padded; `None` for items of other kinds."""
-    if items and all(map(is_tensor, items)):
-        return max(items, key=lambda item: item.numel()) if _is_one_kind(items) else None
-    if items and all(type(item) in (list, tuple) or isinstance(item, str) for item in items):
-        return max(items, key=len) if _is_one_kind(items) else None
-    return items[0] if items and all(type(item) is dict for item in items) else None
-
-
-def _is_one_kind(items: Sequence[Any]) -> bool:
-    return len({*map(_kind_of, items)}) == 1
-
-
-def _step(size: int) -> int:
-    return size - 1 if size > SMALL else size + 1
-
-
-def _same(wanted: int, size: int) -> int:  # noqa: ARG001 - replaces any size
-    return wanted
-
-
-def _one(size: int) -> int:  # noqa: ARG001 - replaces any size
-    return 1
-
-
-def _double(size: int) -> int:
-    return 2 * size
-
-
-def _halve(size: int) -> int:
-    return max(SMALL, size // 2)  # a batch of one is another trial
-
-
-def _change(item: Input, axes: set[str], new: Callable[[int], int] = _step) -> Input:
-    """Return an input with other sizes on some axes, which `new` returns for the declared ones."""
-    return _rebuild(
-        item, {name: _resize(value, name, 0, axes, new) for name, value in _arguments(item).items()}
-    )
-
-
-def _rebuild(item: Input, changed: Mapping[str, Any]) -> Input:
-    """Return an input with other arguments, which have the names of `_arguments`."""
-    query = changed.get(QUERY)
-    target = item.target
-    if query and isinstance(target, str):
-        target = f"{target.partition('?')[0]}?{urllib.parse.urlencode(query)}"
-    return dataclasses.replace(
-        item,
-        target=target,
-        args=tuple(changed[f"args{number}"] for number in range(len(item.args))),
-        kwargs={name: changed[name] for name in item.kwargs},
-        json=changed.get(JSON) if item.json is not None else None,
-    )
-
-
-def _resize(value: Any, name: str, place: int, axes: set[str], new: Callable[[int], int]) -> Any:
-    """Return a value with other sizes on some axes, or the same object if none of them is its."""
-    here = f"{name}[{place}]" in axes
-    if isinstance(value, (int, float)):
-        return other_number(value) if name in axes else value
-    if isinstance(value, str):
-        return _resize_text(value, new) if here else value
-    if type(value) is dict:
-        changed = {
-            key: _resize(item, f"{name}.{key}", place, axes, new) for key, item in value.items()
-        }
-        return changed if any(changed[key] is not value[key] for key in value) else value
-    if type(value) in (list, tuple):
-        items = [
-            _resize(item, name, place + 1, axes, new)
-            if type(item) in (list, tuple, dict) or isinstance(item, str) or is_tensor(item)
-            else item
-            for item in value
-        ]
-        if here:
-            size = new(len(items))
-            items = (items * math.ceil(size / len(items)))[:size] if items else items
-        elif all(item is before for item, before in zip(items, value, strict=True)):
-            return value
-        return type(value)(items)
-    if is_tensor(value):
-        for axis in range(value.dim()):
-            if f"{name}[{place + axis}]" in axes:
-                value = _resize_tensor(value, axis, new(value.shape[axis]))
-    return value
-
-
-def _resize_text(text: str, new: Callable[[int], int]) -> str:
-    if new is not _step:
-        return f"{text} {text}"[: new(len(text))]
-    words = text.split(" ")
-    return " ".join(words[:-1]) if len(words) > 1 else (text[:-1] or text + text)
-
-
-def _resize_tensor(tensor: Any, axis: int, size: int) -> Any:
-    """Return a tensor of another size, of the same kind and with strides in the same order."""
-    import torch
-
-    order = sorted(range(tensor.dim()), key=lambda each: -tensor.stride(each))
-    back = sorted(range(tensor.dim()), key=order.__getitem__)
-    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-        times = math.ceil(size / max(1, tensor.shape[axis]))
-        other = torch.cat([tensor] * times, axis).narrow(axis, 0, size)
-        return other.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
