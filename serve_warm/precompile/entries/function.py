@@ -23,7 +23,7 @@ from serve_warm.precompile.facts.plan import Plan
 from serve_warm.precompile.facts.tensor_parts import Whole, has_parts
 from serve_warm.private_apis import dynamo
 
-FindCopies = Callable[[Sequence[Any], Sequence[Any]], Sequence[int]]
+FindCopies = Callable[[Sequence[object], Sequence[object]], Sequence[int]]
 """Takes the arguments and outputs of a graph's first run, and returns the outputs to copy."""
 
 
@@ -40,7 +40,7 @@ class _CheckedGraph:
 
     def __init__(
         self,
-        compiled: Callable[..., Any],
+        compiled: Callable[..., Sequence[object]],
         plan: Plan,
         *,
         writes: bool,
@@ -60,7 +60,7 @@ class _CheckedGraph:
         self._checks: tuple[Callable[..., bool], ...] = ()
         self._apart = ApartInMemory()
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Sequence[object]:
         if not any(same(*args) for same in self._checks):
             self._learn(args)
         if self.writes:
@@ -73,7 +73,7 @@ class _CheckedGraph:
             self._copies = find(args, outputs)
         return copy_outputs(outputs, self._copies) if self._copies else outputs
 
-    def _learn(self, args: Sequence[Any]) -> None:
+    def _learn(self, args: Sequence[object]) -> None:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         dynamic = len(tensors) < len(args)  # sizes are among the inputs
         self._apart.has_fixed_sizes = not dynamic
@@ -116,16 +116,18 @@ class _CheckedGraph:
         )
 
 
-_graphs: weakref.WeakKeyDictionary[Callable[..., Any], _CheckedGraph] = weakref.WeakKeyDictionary()
+_graphs: weakref.WeakKeyDictionary[Callable[..., object], _CheckedGraph] = (
+    weakref.WeakKeyDictionary()
+)
 """The graph of each entry's function."""
 
 
-def _graph_of(fn: Callable[..., Any]) -> _CheckedGraph | None:
+def _graph_of(fn: Callable[..., object]) -> _CheckedGraph | None:
     code = innermost(fn)
     return _graphs.get(code) if isinstance(code, FunctionType) else None
 
 
-def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
+def inputs_of(fn: Callable[..., object]) -> frozenset[int]:
     """Return the ids of the tensors that a function's graph received in its first run.
 
     Call this right after that run, while the tensors still exist.
@@ -134,7 +136,7 @@ def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
     return found
 
 
-def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
+def may_run_again(fn: Callable[..., object], error: BaseException) -> bool:
     """Return whether other code may run a call after the entry for this call raised an error.
 
     Before a graph runs, the bytecode around it looks up modules and attributes. If one of these no
@@ -148,7 +150,7 @@ def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
     return _CheckedGraph.__call__.__code__ not in frames
 
 
-def writes(fn: Callable[..., Any]) -> bool:
+def writes(fn: Callable[..., object]) -> bool:
     """Return whether an entry writes into its inputs or buffers; true if unknown."""
     graph = _graph_of(fn)
     return graph is None or graph.writes
@@ -157,7 +159,7 @@ def writes(fn: Callable[..., Any]) -> bool:
 def _of_tensors(check: Callable[..., bool], *, dynamic: bool, whole: Whole) -> Callable[..., bool]:
     if whole.parts:
 
-        def check_parts(*args: Any) -> bool:
+        def check_parts(*args: torch.Tensor) -> bool:
             parts = whole.read_same(args)
             return parts is not None and check(*args, *parts)
 
@@ -169,7 +171,7 @@ def _of_tensors(check: Callable[..., bool], *, dynamic: bool, whole: Whole) -> C
 
 def with_checks(
     entry: Any, plan: Plan, find_copies: FindCopies | None = None
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """Return an entry's function, which runs the checks of `_CheckedGraph` before the graph.
 
     In a build, the first run calls `find_copies` with the graph's arguments and outputs, to find
@@ -180,7 +182,7 @@ def with_checks(
     inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info
     writes = any(info.mutates_data or info.mutates_metadata for info in inputs)
     captures = bool(plan.get("settings"))
-    fn: Callable[..., Any] = entry.fn
+    fn: FunctionType = entry.fn
     _graphs[fn] = entry.fn.__globals__[name] = _CheckedGraph(
         compiled, plan, writes=writes, captures=captures, find_copies=find_copies
     )
@@ -194,7 +196,7 @@ class _Undrawing(WrapsCode):
     other code runs the call and draws the numbers again.
     """
 
-    def __call__(self, callee: Any, /, *tensors: Any) -> Any:
+    def __call__(self, callee: object, /, *tensors: torch.Tensor) -> object:
         """Run the entry."""
         before = random.getstate()
         try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from serve_warm.precompile.calls.signature import module_of
 from serve_warm.precompile.facts.names import ELSEWHERE, literal, name_of_class
@@ -18,7 +18,7 @@ DIGEST = re.compile(rf"( [0-9a-f]{{16}})?({ELSEWHERE})?$")
 """Digest of a class's functions, which `names.name_of_class` writes after the class's name."""
 
 
-def plain_values(callee: Any) -> str:
+def plain_values(callee: object) -> str:
     """Return the numbers, strings and other plain values in the callee's modules, as text."""
     root = module_of(callee)
     modules = [] if root is None else root.named_modules()
@@ -31,7 +31,7 @@ def plain_values(callee: Any) -> str:
     return "\n".join(found)
 
 
-def tree(callee: Any) -> list[str]:
+def tree(callee: object) -> list[str]:
     """Return a line for each module of the callee, with its path and its class.
 
     The entries' facts, which are watched, cover everything else that compiled code depends on.

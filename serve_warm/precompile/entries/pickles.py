@@ -24,7 +24,9 @@ from serve_warm.precompile.facts.torch_errors import as_reasons, enable_aot_comp
 from serve_warm.private_apis.inductor import patched_settings
 
 
-def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> Callable[..., Any]:
+def load(
+    data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan
+) -> Callable[..., object]:
     """Return an entry's function. Executes `data`: pass only verified bytes.
 
     `references` and `plan` come from the entry's `CompiledCall`.

@@ -47,7 +47,7 @@ The files are torch pickles at level 2, and shared libraries at level 3.
 """
 
 
-LoadLibrary = Callable[[Path, Plan], Callable[..., Any]]
+LoadLibrary = Callable[[Path, Plan], Callable[..., object]]
 """Opens the library at a path (`libraries.run.load`)."""
 
 
@@ -66,7 +66,7 @@ class Distance:
     eager_operators: Sequence[str] = ()
     """Operators that ran in their eager dtypes in the full-precision run."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the fields that are not empty."""
         return {name: value for name, value in vars(self).items() if value not in (None, 0, "", ())}
 
@@ -103,7 +103,9 @@ class Entry:
             [self.file, self.plan, self.references, self.sources, self.state], sort_keys=True
         )
 
-    def takes(self, call: Signature, state: Mapping[str, str], tensors: Sequence[Any]) -> bool:
+    def takes(
+        self, call: Signature, state: Mapping[str, str], tensors: Sequence[torch.Tensor]
+    ) -> bool:
         """Return whether the entry was made for calls like this one."""
         if self.state != state:
             return False
@@ -161,14 +163,14 @@ class EntryTable:
         """Number of changes to the entries or to their code."""
         self.broken = ""
         """The first unexpected error while loading an entry, as text."""
-        self._functions: dict[str, Callable[..., Any] | NoEntry] = {}
+        self._functions: dict[str, Callable[..., object] | NoEntry] = {}
         self._digests: dict[str, str] = {}
         """The digest of each Python module's file, by the module's name."""
         self._replaced_by_eager: set[str] = set()
         """Function keys of disabled entries whose calls must not go to torch.compile."""
         self._lock = threading.RLock()
 
-    def function(self, entry: Entry, load_library: LoadLibrary) -> Callable[..., Any]:
+    def function(self, entry: Entry, load_library: LoadLibrary) -> Callable[..., object]:
         """Return the compiled code of an entry, loaded on first use.
 
         `load_library` opens the file of an entry of level 3.
@@ -184,7 +186,7 @@ class EntryTable:
             raise NoEntry(str(loaded))
         return loaded
 
-    def _load(self, entry: Entry, load_library: LoadLibrary) -> Callable[..., Any] | NoEntry:
+    def _load(self, entry: Entry, load_library: LoadLibrary) -> Callable[..., object] | NoEntry:
         changed = [name for name, digest in entry.sources.items() if self._is_other(name, digest)]
         if changed:
             return NoEntry(f"changed since the build: {', '.join(changed)}")
@@ -222,7 +224,7 @@ class EntryTable:
             self._digests[name] = file_digest(name)
         return self._digests[name] != digest
 
-    def add(self, unit: Unit, entry: Entry, data: bytes, fn: Callable[..., Any]) -> None:
+    def add(self, unit: Unit, entry: Entry, data: bytes, fn: Callable[..., object]) -> None:
         """Add a new entry; use this only for a build's table."""
         with self._lock:
             self.changes += 1
@@ -288,7 +290,7 @@ class EntryTable:
         """Number of entries at all levels."""
         return sum(len(unit.entries) for unit in list(self.units.values()))
 
-    def described(self) -> list[dict[str, Any]]:
+    def described(self) -> list[dict[str, object]]:
         """Return a record for each kind of call, for the manifest.
 
         Includes refused calls and the reasons.
