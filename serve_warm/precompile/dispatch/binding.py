@@ -31,6 +31,8 @@ from serve_warm.precompile.facts.table import Facts, Merged, Why
 from serve_warm.precompile.libraries import run
 
 if TYPE_CHECKING:
+    import torch
+
     from serve_warm.precompile.parity.checks import Checks
 
 STATES_KEPT = 64
@@ -40,8 +42,8 @@ them."""
 KnownCall = tuple[
     Callable[..., bool],
     Callable[[], bool],
-    Callable[[Sequence[Any]], bool] | None,
-    Callable[..., Any] | None,
+    Callable[["Sequence[torch.Tensor]"], bool] | None,
+    Callable[..., object] | None,
     Use,
 ]
 """A known kind of call. The first three items are functions that check the tensors, the state and
@@ -69,21 +71,21 @@ class Binding:
     """Whether the facts were read for one call only, so the next call must read them again."""
     shared: CallsOfObjects | None = None
     """What this binding shares with the bindings of other objects, if it is for one call."""
-    functions: Sequence[Callable[..., Any] | NoEntry] = ()
+    functions: Sequence[Callable[..., object] | NoEntry] = ()
     """Code of every entry of the unit. Includes entries that do not match now, because they may
     match again later."""
-    entries: Sequence[tuple[Entry, Callable[..., Any]]] = ()
+    entries: Sequence[tuple[Entry, Callable[..., object]]] = ()
     """The entries that fit now."""
     unfit: Mapping[str, Why] = field(default_factory=dict)
     """Maps an entry's call to the reason why the entry does not match now."""
-    known: frozenset[tuple[type, Any]] = frozenset()
+    known: frozenset[tuple[type, object]] = frozenset()
     """Numbers and strings in the calls that have entries."""
-    hits: dict[Any, list[KnownCall]] = field(default_factory=dict)
-    open_hits: dict[Any, list[KnownCall]] = field(default_factory=dict)
+    hits: dict[object, list[KnownCall]] = field(default_factory=dict)
+    open_hits: dict[object, list[KnownCall]] = field(default_factory=dict)
     """Maps keys without sizes to the known calls of entries with dynamic sizes."""
-    states: dict[tuple[int, ...], tuple[dict[Any, Any], dict[Any, Any]]] = field(
-        default_factory=dict
-    )
+    states: dict[
+        tuple[int, ...], tuple[dict[object, list[KnownCall]], dict[object, list[KnownCall]]]
+    ] = field(default_factory=dict)
     """Maps each state of the model to the known calls in this state. A state is written as the
     indexes of the entries that match. So calls are still recognized when the model returns to an
     earlier state."""
@@ -145,7 +147,7 @@ class EntriesOfClass:
     unit: Unit
     number: int
     """Number of the unit's entries when the facts were merged."""
-    known: frozenset[tuple[type, Any]]
+    known: frozenset[tuple[type, object]]
     facts: Facts
     of_entries: Sequence[Sequence[int]]
     """For each entry, the indexes of its facts in `facts`."""
@@ -161,14 +163,14 @@ class OfClass:
         self._seen = 0
         """Number of calls to new instances of the class `_kind`."""
 
-    def find_binding(self, callee: Any) -> Binding:
+    def find_binding(self, callee: object) -> Binding:
         """Return a binding with the known calls of other objects, for a new object."""
         calls = self._calls
         if calls is None or not isinstance(callee, types.MethodType) or not calls.takes(callee):
             return UNBOUND
         return calls.latest_for(callee)
 
-    def share(self, callee: Any, entries: EntriesOfClass) -> CallsOfObjects | None:
+    def share(self, callee: object, entries: EntriesOfClass) -> CallsOfObjects | None:
         """Return the known calls of the objects of a class, or None for the first few objects."""
         if not isinstance(callee, types.MethodType):
             return None
@@ -260,7 +262,7 @@ class CallsOfObjects:
         )
 
     def _make(
-        self, callee: types.MethodType, fitting: Fitting, binding: Binding, **fields: Any
+        self, callee: types.MethodType, fitting: Fitting, binding: Binding, **fields: object
     ) -> Binding:
         check = CheckOfObject(self, callee, fitting)
         made: Binding = object.__new__(Binding)  # `replace` takes ten times as long
@@ -295,14 +297,14 @@ class Binder:
     """
 
     def __init__(
-        self, callee: Any, name: str, arguments: str, of_class: OfClass | None = None
+        self, callee: object, name: str, arguments: str, of_class: OfClass | None = None
     ) -> None:
         self._of_class = of_class
         self._calls_without_watch = 0
         self.lock = threading.RLock()
         self.binding = UNBOUND if of_class is None else of_class.find_binding(callee)
         """Each call reads this value. To replace the value, hold `lock`."""
-        self._callee = callee
+        self._callee: Any = callee  # a method, if `of_class` is given and shares calls
         self._name = name
         self._arguments = arguments
 
@@ -357,7 +359,7 @@ class Binder:
 
     def load(
         self, table: EntryTable
-    ) -> tuple[Unit, list[tuple[Entry, Callable[..., Any] | NoEntry]]]:
+    ) -> tuple[Unit, list[tuple[Entry, Callable[..., object] | NoEntry]]]:
         """Return the callable's unit, and its entries with their code. Loads code only once.
 
         Loading can hang. If this is called without the lock before any call can see the table, then
@@ -471,9 +473,9 @@ def _judge(binding: Binding) -> Binding:
 
 def _sort(
     unit: Unit,
-    functions: Sequence[Callable[..., Any] | NoEntry],
+    functions: Sequence[Callable[..., object] | NoEntry],
     find_broken: Callable[[int], Why | None],
-) -> tuple[list[int], list[tuple[Entry, Callable[..., Any]]], dict[str, Why]]:
+) -> tuple[list[int], list[tuple[Entry, Callable[..., object]]], dict[str, Why]]:
     """Return the numbers of the entries that fit now, these entries, and why others do not fit.
 
     `find_broken` returns a fact that does not hold, for the number of an entry.
@@ -494,9 +496,9 @@ def _sort(
 
 def _load_functions(
     table: EntryTable, unit: Unit
-) -> list[tuple[Entry, Callable[..., Any] | NoEntry]]:
+) -> list[tuple[Entry, Callable[..., object] | NoEntry]]:
     """Return a unit's entries with their code, or with the reason why there is none."""
-    loaded: list[tuple[Entry, Callable[..., Any] | NoEntry]] = []
+    loaded: list[tuple[Entry, Callable[..., object] | NoEntry]] = []
     for entry in list(unit.entries):
         try:
             loaded.append((entry, table.function(entry, run.load)))
@@ -505,7 +507,7 @@ def _load_functions(
     return loaded
 
 
-def _known_values(entries: Sequence[Entry]) -> frozenset[tuple[type, Any]]:
+def _known_values(entries: Sequence[Entry]) -> frozenset[tuple[type, object]]:
     """Return the numbers and strings in the calls of these entries."""
     return frozenset(
         value

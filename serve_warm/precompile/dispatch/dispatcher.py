@@ -21,7 +21,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -47,6 +47,7 @@ from serve_warm.private_apis import torch_c
 from serve_warm.report import EntryUse
 
 if TYPE_CHECKING:
+    from serve_warm.precompile.facts.names import Free
     from serve_warm.precompile.parity.checks import Counted
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,9 @@ is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 class Shared:
     """What the dispatchers of one method or code share, for all instances of a class."""
 
-    def __init__(self, callee: Any, arguments: Mapping[str, Any], level: int) -> None:
+    def __init__(
+        self, callee: Callable[..., object], arguments: Mapping[str, object], level: int
+    ) -> None:
         self.name = _name_of(callee)
         self.arguments = _in_words(arguments, level)
         self.counts = CallCounts(self.name)
@@ -75,6 +78,13 @@ class Shared:
 
     def forget_calls(self) -> None:
         """Do nothing: the dispatchers do not share calls whose entries may still be checked."""
+
+
+class BindsMethods(Protocol):
+    """A compiled function, which returns the dispatcher of its method for an instance."""
+
+    def __get__(self, instance: object, owner: object = None) -> Callable[..., object]:
+        """Return the compiled method of an instance."""
 
 
 class Dispatcher(HandedOver):
@@ -88,18 +98,18 @@ class Dispatcher(HandedOver):
 
     def __init__(
         self,
-        callee: Any,
+        callee: Callable[..., object],
         *,
-        stock: Callable[..., Any],
-        torch_compiled: Callable[[], Any],
-        arguments: Mapping[str, Any],
+        stock: Callable[..., object],
+        torch_compiled: Callable[[], Callable[..., object]],
+        arguments: Mapping[str, object],
         level: int = 2,
         shared: Shared | None = None,
-        of: Any = None,
+        of: BindsMethods | None = None,
     ) -> None:
         self._of = of
         of_class = None if shared is None else shared.of_class
-        self.callee = callee
+        self.callee: Any = callee  # a bound method also has `__self__`
         self.level = level
         self.stock = stock
         self.torch_compiled = torch_compiled
@@ -114,7 +124,7 @@ class Dispatcher(HandedOver):
         SESSION.dispatchers.add(self)
         SESSION.counts.add(shared.counts)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - the hot path, whole
+    def __call__(self, /, *args: object, **kwargs: object) -> object:  # noqa: C901 - the hot path, whole
         """Run the entry for this call, or torch.compile's code."""
         # Dynamo folds this check of its own thread; `is_compiling` is true if any thread compiles.
         if is_dynamo_compiling():  # into an outer graph
@@ -129,7 +139,7 @@ class Dispatcher(HandedOver):
                 # Most changes do not affect a fact, or restore an earlier state.
                 with binder.lock:
                     binding = binder.follow_changes()
-            tensors: list[Any] = []
+            tensors: list[torch.Tensor] = []
             key = key_of(args, kwargs, tensors, binding.known)
             found = binding.hits.get(key, ())
             if not found and binding.open_hits:
@@ -157,11 +167,11 @@ class Dispatcher(HandedOver):
     def __copy__(self) -> Dispatcher:
         return self  # as for a plain method
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Callable[..., object]:
         get, (instance, *_) = self.__reduce__()
         return get(copy.deepcopy(instance, memo))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[..., Callable[..., object]], tuple[object]]:
         if self._of is None:
             raise TypeError(f"cannot copy or pickle the dispatcher of {self.name}")
         return self._of.__get__, (self.callee.__self__,)
@@ -196,7 +206,7 @@ class Dispatcher(HandedOver):
 
     # Unknown kinds of calls -----------------------------------------------------------------------
 
-    def _look_up(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _look_up(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """Find and store the entry for a new kind of call, or fall back to level 1."""
         if is_eager():
             return self.callee(*args, **kwargs)
@@ -229,16 +239,21 @@ class Dispatcher(HandedOver):
             return self._answer_without(use[0], fn, error, args, kwargs)
 
     def _choose(
-        self, binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any], *, building: bool
-    ) -> tuple[Callable[..., Any] | None, Use, Sequence[Any]]:
+        self,
+        binding: Binding,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        *,
+        building: bool,
+    ) -> tuple[Callable[..., object] | None, Use, Sequence[torch.Tensor]]:
         """Return the code that runs a call, the key for counting it, and the call's tensors."""
         table = binding.table
         call = "(...)"
         if table is None:
             return None, (call, 1, ""), ()
-        fn: Callable[..., Any] | None = None
+        fn: Callable[..., object] | None = None
         entry: Entry | None = None
-        tensors: Sequence[Any] = ()
+        tensors: Sequence[torch.Tensor] = ()
         order: Sequence[int] | None = None
         is_checked = False
         try:
@@ -279,10 +294,10 @@ class Dispatcher(HandedOver):
         table: EntryTable,
         signature: Signature,
         state: Mapping[str, str],
-        tensors: Sequence[Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> tuple[Entry, Callable[..., Any], Sequence[int] | None]:
+        tensors: Sequence[torch.Tensor],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> tuple[Entry, Callable[..., object], Sequence[int] | None]:
         """Return a call's entry, its code, and the code's order of tensors; None if unchanged."""
         if state["grad_mode"] == "on":
             raise NoEntry("called with grad mode on: use torch.inference_mode()")
@@ -311,10 +326,10 @@ class Dispatcher(HandedOver):
     def _remember(  # noqa: PLR0917 - called once, with all that the caller knows
         self,
         binding: Binding,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
         entry: Entry | None,
-        fn: Callable[..., Any] | None,
+        fn: Callable[..., object] | None,
         use: Use,
         order: Sequence[int] | None = None,
     ) -> None:
@@ -322,12 +337,12 @@ class Dispatcher(HandedOver):
 
         A call without an entry runs at level 1.
         """
-        tensors: list[Any] = []
+        tensors: list[torch.Tensor] = []
         open_sizes = entry is not None and entry.dynamic.is_open
         key = key_of(args, kwargs, tensors, binding.known, sizes=not open_sizes)
         if not tensors:
             return
-        free: dict[int, Any] = {}
+        free: dict[int, Free] = {}
         holds = None
         if entry is not None and entry.dynamic.conditions:
             holds = entry.dynamic.holds
@@ -348,11 +363,11 @@ class Dispatcher(HandedOver):
     def _answer_without(
         self,
         call: str,
-        fn: Callable[..., Any],
+        fn: Callable[..., object],
         error: BaseException,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> object:
         """Run a call without its entry, because the entry failed.
 
         Raises `error` if the entry's graph might have run: then the error is the call's result.
@@ -367,7 +382,7 @@ class Dispatcher(HandedOver):
         return self.stock(*args, **kwargs)
 
 
-def _may_remember(binding: Binding, fn: Callable[..., Any] | None, *, is_checked: bool) -> bool:
+def _may_remember(binding: Binding, fn: Callable[..., object] | None, *, is_checked: bool) -> bool:
     """Return whether later calls of the same kind may run `fn` without a lookup."""
     if binding.is_for_one_call:
         # A check belongs to one object, and so does the reason why an entry does not fit.
@@ -378,12 +393,14 @@ def _may_remember(binding: Binding, fn: Callable[..., Any] | None, *, is_checked
 
 
 def _hold_in_order(
-    holds: Callable[[Sequence[Any]], bool], order: Sequence[int], tensors: Sequence[Any]
+    holds: Callable[[Sequence[torch.Tensor]], bool],
+    order: Sequence[int],
+    tensors: Sequence[torch.Tensor],
 ) -> bool:
     return holds([tensors[place] for place in order])
 
 
-def _why_not_run(fn: Callable[..., Any], error: BaseException) -> str:
+def _why_not_run(fn: Callable[..., object], error: BaseException) -> str:
     """Return why an entry did not run its graph. Raise `error` if the graph might have run."""
     if isinstance(error, NoEntry):
         return str(error)
@@ -392,7 +409,7 @@ def _why_not_run(fn: Callable[..., Any], error: BaseException) -> str:
     return f"it cannot find an object that the build used: {type(error).__name__}: {error}"
 
 
-def _name_of(callee: Any) -> str:
+def _name_of(callee: Callable[..., object]) -> str:
     if isinstance(callee, torch.nn.Module):
         return f"{type(callee).__module__}.{type(callee).__qualname__}"
     owner = getattr(callee, "__self__", None)
@@ -406,7 +423,7 @@ def _name_of(callee: Any) -> str:
     return f"{callee.__module__}.{callee.__qualname__}"
 
 
-def _in_words(arguments: Mapping[str, Any], level: int) -> str:
+def _in_words(arguments: Mapping[str, object], level: int) -> str:
     """Return the arguments that affect compiled code, as text. Equal arguments give equal text."""
     kept = {k: v for k, v in arguments.items() if k not in ("recompile_limit", "fullgraph", "name")}
     if level != 2:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from serve_warm.precompile.calls.signature import module_of
 from serve_warm.precompile.dispatch.dispatcher import Shared
@@ -39,10 +38,12 @@ class SameCode:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: dict[Any, _Seen] = {}
+        self._seen: dict[tuple[object, ...], _Seen] = {}
         """By the id of the code, the class, the level and the arguments; the latest is last."""
 
-    def find_shared(self, function: Any, arguments: Mapping[str, Any], level: int) -> Shared | None:
+    def find_shared(
+        self, function: Callable[..., object], arguments: Mapping[str, object], level: int
+    ) -> Shared | None:
         """Return what a new callable shares with earlier ones, or None if it shares nothing."""
         if not _may_be_for_one_request(function):
             return None
@@ -62,7 +63,7 @@ class SameCode:
             return seen.shared
 
 
-def _may_be_for_one_request(function: Any) -> bool:
+def _may_be_for_one_request(function: object) -> bool:
     """Return whether a callable is a method of an object, or a function made by a function."""
     if isinstance(function, types.MethodType):
         owner = function.__self__

@@ -14,12 +14,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 from serve_warm.report import EntryUse
 
 if TYPE_CHECKING:
+    import torch
+
     from serve_warm.precompile.calls.signature import Signature
     from serve_warm.precompile.dispatch.call_counts import CallCounts
     from serve_warm.precompile.dispatch.first_calls import FirstCalls
@@ -81,9 +83,9 @@ class EntriesInUse(Protocol):
 class CompiledCallable(Protocol):
     """A callable of `serve_warm.compile`."""
 
-    callee: Any
+    callee: Callable[..., object]
     name: str
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     """The arguments of torch.compile."""
     level: int
     first_calls: FirstCalls
@@ -110,8 +112,8 @@ class Build(Protocol):
         unit: Unit,
         signature: Signature,
         state: Mapping[str, str],
-        tensors: Sequence[Any],
-    ) -> tuple[Entry, Callable[..., Any]]:
+        tensors: Sequence[torch.Tensor],
+    ) -> tuple[Entry, Callable[..., object]]:
         """Make the entry for a call, and return it with its code."""
 
     def note_answer(self, dispatcher: CompiledCallable, entry: Entry) -> None:

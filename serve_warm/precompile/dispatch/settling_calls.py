@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from serve_warm.precompile.calls.eagerly import eagerly
 from serve_warm.precompile.calls.forms import find_form
@@ -27,6 +27,9 @@ from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import SETTLES, SETTLING_CALLS
 from serve_warm.precompile.libraries import run
 
+if TYPE_CHECKING:
+    import torch
+
 logger = logging.getLogger(__name__)
 
 
@@ -37,7 +40,7 @@ class SettlingCallDue(Exception):
 class SettlingCalls:
     """The settling calls of one callable in this process."""
 
-    def __init__(self, callee: Any, name: str, first: FirstCalls) -> None:
+    def __init__(self, callee: Callable[..., object], name: str, first: FirstCalls) -> None:
         self._callee = callee
         self._name = name
         self.first = first
@@ -46,8 +49,8 @@ class SettlingCalls:
         callable's lock."""
 
     def run_below(
-        self, stock: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
+        self, stock: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> object:
         """Run a call at level 1. Note whether the first such call changes the callable."""
         if self.first.have_run:
             return stock(*args, **kwargs)
@@ -59,9 +62,9 @@ class SettlingCalls:
     def take(
         self,
         binding: Binding,
-        call: tuple[Signature, Mapping[str, str], Sequence[Any]],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        call: tuple[Signature, Mapping[str, str], Sequence[torch.Tensor]],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
     ) -> None:
         """Raise `SettlingCallDue` if an entry for this call might match after a settling call.
 
@@ -86,7 +89,7 @@ class SettlingCalls:
         self._made[found.function_key] += 1
         raise SettlingCallDue
 
-    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def run(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """Run a call eagerly, including every compiled callable inside it."""
         SESSION.settling_calls += 1
         logger.info("settling call: %s creates state that the entries need", self._name)
