@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.facts.no_entry import NoEntry
@@ -43,7 +43,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

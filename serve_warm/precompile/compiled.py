@@ -18,11 +18,11 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 
-from serve_warm._package import public
+from serve_warm._package import AnyCallable, public
 from serve_warm.compiler.switches import NULL_COMPILE, find_off_switch
 from serve_warm.config import environment
 from serve_warm.errors import ConfigError
@@ -36,11 +36,21 @@ from serve_warm.private_apis import dynamo, nn_module
 
 logger = logging.getLogger(__name__)
 
+Model = TypeVar("Model", bound=torch.nn.Module)
 
+
+@overload
+def compile(  # noqa: A001 - as in torch
+    target: AnyCallable, /, *, level: int = 2, **arguments: object
+) -> AnyCallable: ...
+@overload
+def compile(  # noqa: A001 - as in torch
+    target: None = None, /, *, level: int = 2, **arguments: object
+) -> Callable[[AnyCallable], AnyCallable]: ...
 @public
 def compile(  # noqa: A001 - as in torch
-    target: Any = None, /, *, level: int = 2, **arguments: Any
-) -> Any:
+    target: object = None, /, *, level: int = 2, **arguments: object
+) -> object:
     """Return `target` compiled by torch.compile; calls that an artifact covers use its entries.
 
     Takes the same arguments as torch.compile and returns the same kind of object: a module for a
@@ -71,7 +81,7 @@ def compile(  # noqa: A001 - as in torch
     if level == LIBRARY_LEVEL and isinstance(target, torch.nn.Module):
         return LightModule(target, arguments)
     if isinstance(target, torch.nn.Module):
-        module: Any = torch.compile(target, **arguments)
+        module = _compile_with_torch(target, arguments)
         module.__class__ = _make_module_class()
         dispatcher = Dispatcher(
             target, stock=module.forward, torch_compiled=lambda: module, arguments=arguments
@@ -90,8 +100,8 @@ def compile(  # noqa: A001 - as in torch
 
 @public
 def compile_regions(
-    model: Any, blocks: Sequence[str] | None = None, /, *, level: int = 2, **arguments: Any
-) -> Any:
+    model: Model, blocks: Sequence[str] | None = None, /, *, level: int = 2, **arguments: object
+) -> Model:
     """Compile a model's repeated blocks in place, once for all blocks, and return the model.
 
     By default, a block is a module whose class occurs at least twice in a ModuleList or Sequential;
@@ -136,7 +146,7 @@ def compile_regions(
     return model
 
 
-def returns_unchanged(function: str, arguments: Mapping[str, Any]) -> bool:
+def returns_unchanged(function: str, arguments: Mapping[str, object]) -> bool:
     """Return whether torch.compile would return its target as it is, and log why, once.
 
     `function` is the name of the function that would call torch.compile with these arguments.
@@ -155,7 +165,7 @@ def _warn_once(text: str) -> None:
     logger.warning("%s", text)
 
 
-def _captures(arguments: Mapping[str, Any]) -> bool:
+def _captures(arguments: Mapping[str, object]) -> bool:
     from serve_warm.precompile.calls.compile_options import captures
 
     return captures(arguments)
@@ -201,7 +211,12 @@ def _find_named(model: torch.nn.Module, names: Sequence[str]) -> list[torch.nn.M
     return found
 
 
-def _call_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+def _compile_with_torch(target: Callable[..., object], arguments: Mapping[str, Any]) -> Any:
+    """Return torch.compile's result: a module for a module, or else a function."""
+    return torch.compile(target, **arguments)
+
+
+def _call_forward(module: Any, *args: object, **kwargs: object) -> object:
     # Do not use `__call__`, which would run the global module hooks again for torch.compile's
     # module.
     return module.forward(*args, **kwargs)
@@ -212,13 +227,13 @@ OWN_FORWARD = "_serve_warm_own_forward"
 have this attribute, because facts contain the keys of a module's `__dict__`."""
 
 
-def _forward_of(dispatcher: Dispatcher, stock: Any) -> Callable[..., Any]:
+def _forward_of(dispatcher: Dispatcher, stock: object) -> Callable[..., object]:
     """Return the function for `model.forward`.
 
     The returned function is marked with `STANDS_FOR`, so facts describe torch's own function.
     """
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> object:
         return dispatcher(*args, **kwargs)
 
     setattr(forward, STANDS_FOR, stock)
@@ -233,7 +248,7 @@ def _make_module_class() -> type:
     class CompiledModule(base):  # type: ignore[misc]
         """torch.compile's module, with a dispatcher that receives each call first."""
 
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def __call__(self, *args: object, **kwargs: object) -> object:
             state = self.__dict__
             if (
                 state["_forward_hooks"]  # nn.Module's call fires them
@@ -243,7 +258,7 @@ def _make_module_class() -> type:
                 return super().__call__(*args, **kwargs)
             return state["_serve_warm"](*args, **kwargs)
 
-        def __setattr__(self, name: str, value: Any) -> None:
+        def __setattr__(self, name: str, value: object) -> None:
             super().__setattr__(name, value)
             if name == "forward":
                 object.__setattr__(self, OWN_FORWARD, True)
@@ -254,7 +269,7 @@ def _make_module_class() -> type:
             # inside another graph (seen in 2.11).
             return bool(self._orig_mod)
 
-        def __reduce__(self) -> tuple[Any, ...]:
+        def __reduce__(self) -> tuple[object, ...]:
             arguments = self.__dict__["_serve_warm"].arguments
             return functools.partial(compile, **arguments), (self._orig_mod,)
 
@@ -272,7 +287,7 @@ class LightModule(torch.nn.Module):
     libraries such as diffusers and accelerate unwrap only such modules.
     """
 
-    def __init__(self, module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, module: torch.nn.Module, arguments: Mapping[str, object]) -> None:
         super().__init__()
         self._modules["_orig_mod"] = module
         stock = _WhenCalled(module, arguments)
@@ -285,7 +300,7 @@ class LightModule(torch.nn.Module):
         )
         object.__setattr__(self, "_serve_warm", dispatcher)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the hooks of this module, then the library for this call or torch.compile's code."""
         state = self.__dict__
         if (
@@ -296,7 +311,7 @@ class LightModule(torch.nn.Module):
             return super().__call__(*args, **kwargs)
         return state["_serve_warm"](*args, **kwargs)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Run the call without hooks."""
         return self.__dict__["_serve_warm"](*args, **kwargs)
 
@@ -349,7 +364,7 @@ class LightModule(torch.nn.Module):
     def __dir__(self) -> list[str]:
         return sorted({*vars(self), *dir(type(self)), *dir(self._orig_mod)})
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         arguments = self.__dict__["_serve_warm"].arguments
         return functools.partial(compile, level=LIBRARY_LEVEL, **arguments), (self._orig_mod,)
 
@@ -357,14 +372,14 @@ class LightModule(torch.nn.Module):
 class _WhenCalled:
     """Delays the call of torch.compile, which imports Dynamo, until the result is needed."""
 
-    def __init__(self, target: Any, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, target: Callable[..., object], arguments: Mapping[str, object]) -> None:
         self.target = target
         self._is_module = isinstance(target, torch.nn.Module)
         self._arguments = arguments
-        self._compiled: Callable[..., Any] | None = None
+        self._compiled: Callable[..., object] | None = None
         self._lock = threading.Lock()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         compiled = self._compiled
         if compiled is None:
             compiled = self.get_compiled()
@@ -372,12 +387,12 @@ class _WhenCalled:
             return _call_forward(compiled, *args, **kwargs)
         return compiled(*args, **kwargs)
 
-    def get_compiled(self) -> Callable[..., Any]:
+    def get_compiled(self) -> Callable[..., object]:
         """Return the result of torch.compile, which runs only once."""
         with self._lock:
             # Not a truth test: torch's module has a length, which may raise.
             if self._compiled is None:
-                self._compiled = torch.compile(self.target, **self._arguments)
+                self._compiled = _compile_with_torch(self.target, self._arguments)
             return self._compiled
 
 
@@ -388,21 +403,21 @@ class _CompiledFunction:
     """
 
     def __init__(
-        self, function: Callable[..., Any], arguments: Mapping[str, Any], *, level: int = 2
+        self, function: Callable[..., object], arguments: Mapping[str, object], *, level: int = 2
     ) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._arguments = arguments
         shared = SAME_CODE.find_shared(function, arguments, level)
-        stock: Any
+        stock: Callable[..., object]
         # torch.compile has accepted the arguments of the callables that share something.
         if level == LIBRARY_LEVEL or shared is not None:
-            stock = _WhenCalled(function, arguments)
-            torch_compiled = stock.get_compiled
+            stock = delayed = _WhenCalled(function, arguments)
+            torch_compiled = delayed.get_compiled
         else:
-            stock = torch.compile(function, **arguments)
+            stock = _compile_with_torch(function, arguments)
 
-            def torch_compiled() -> Any:
+            def torch_compiled() -> Callable[..., object]:
                 return stock
 
         self._serve_warm = Dispatcher(
@@ -416,10 +431,10 @@ class _CompiledFunction:
         self._shared: dict[str, Shared] = {}
         """Maps the name of a class to what the compiled methods of its instances share."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self._serve_warm(*args, **kwargs)
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self, instance: object, owner: object = None) -> Callable[..., object]:
         if instance is None:
             return self
         if is_dynamo_compiling():  # the id below differs in each process
@@ -438,7 +453,7 @@ class _CompiledFunction:
             place[METHODS] = _MethodsOfInstance({**own, id(self): method})
         return method
 
-    def _bind(self, instance: Any) -> Dispatcher:
+    def _bind(self, instance: object) -> Dispatcher:
         """Return a new compiled method of an instance."""
         bound = types.MethodType(self._function, instance)
         whole = self._serve_warm
@@ -462,23 +477,23 @@ class _CompiledFunction:
     def __copy__(self) -> _CompiledFunction:
         return self  # as for a plain function
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _CompiledFunction:
+    def __deepcopy__(self, memo: dict[int, object]) -> _CompiledFunction:
         # A plain function stays the same. A bound method or a partial is copied with its objects.
         function = copy.deepcopy(self._function, memo)
         if function is self._function:
             return self
         return _CompiledFunction(function, self._arguments, level=self._serve_warm.level)
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
+    def __reduce__(self) -> str | tuple[object, ...]:
         if _find_by_name(self) is self:
-            return str(self.__qualname__)
+            return str(vars(self)["__qualname__"])
         level = self._serve_warm.level
         return functools.partial(compile, level=level, **self._arguments), (self._function,)
 
 
-def _find_by_name(function: Any) -> Any:
+def _find_by_name(function: object) -> object:
     """Return the object that has a function's name in the function's module, or None."""
-    found: Any = sys.modules.get(getattr(function, "__module__", None) or "")
+    found: object = sys.modules.get(getattr(function, "__module__", None) or "")
     for name in getattr(function, "__qualname__", "").split("."):
         found = getattr(found, name, None)
     return found
@@ -496,5 +511,5 @@ class _MethodsOfInstance(dict[int, "Dispatcher"]):
     starts without compiled methods.
     """
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[_MethodsOfInstance], tuple[()]]:
         return _MethodsOfInstance, ()
