@@ -19,7 +19,7 @@ import torch
 
 from serve_warm.precompile.facts.no_entry import NoEntry
 
-Path = Callable[[str], list[list[Any]]]
+Path = Callable[[str], list[list[str | int]]]
 """Function that turns Dynamo's expression for a module into the steps from the callee to the
 module."""
 
@@ -32,10 +32,10 @@ class Assigned:
     is captured.
     """
 
-    def __init__(self, changes: Mapping[str, Sequence[str]], callee: Any) -> None:
+    def __init__(self, changes: Mapping[str, Sequence[str]], callee: object) -> None:
         self._changes = changes
         self._callee = callee
-        self._before: list[Any] = []
+        self._before: list[list[object]] = []
         """Lists that existed before the run. These references keep the lists alive, so that no new
         list gets the id of an old list."""
 
@@ -57,10 +57,10 @@ class Assigned:
                     f"{ASSIGN}"
                 )
 
-    def _owner(self, steps: list[list[Any]]) -> Any:
-        owner = self._callee
+    def _owner(self, steps: list[list[str | int]]) -> object:
+        owner: Any = self._callee
         for kind, key in steps:
-            owner = getattr(owner, key) if kind == "attribute" else owner[key]
+            owner = getattr(owner, str(key)) if kind == "attribute" else owner[key]
         return owner
 
     def begin(self) -> None:
@@ -68,7 +68,7 @@ class Assigned:
         if self._changes:
             self._before = [each for each in gc.get_objects() if type(each) is list]
 
-    def places(self, path_of: Path) -> list[tuple[list[list[Any]], str, Any]]:
+    def places(self, path_of: Path) -> list[tuple[list[list[str | int]], str, object]]:
         """Return each assigned attribute: the steps to its module, its name and its new value.
 
         Raises:
@@ -88,7 +88,7 @@ class Assigned:
                 found.append((steps, name, getattr(owner, name)))
         return found
 
-    def refuse_shared(self, values: Sequence[Any], returned: Any) -> None:
+    def refuse_shared(self, values: Sequence[object], returned: object) -> None:
         """Raise `NoEntry` for an assigned list that existed before the run or is used twice.
 
         A library cannot reproduce such a list, because each call of a library makes new lists.
@@ -105,7 +105,7 @@ class Assigned:
             raise NoEntry("it assigns attributes and returns a list that is also used elsewhere")
 
 
-def _containers(value: Any) -> list[Any]:
+def _containers(value: object) -> list[object]:
     if isinstance(value, tuple):
         return [each for item in value for each in _containers(item)]
     if isinstance(value, list):

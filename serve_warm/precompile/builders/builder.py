@@ -87,10 +87,10 @@ class NewCall:
     signature: Signature
     state: Mapping[str, str]
     """State that torch keeps per thread or process, as `calls.signature.state` returns it."""
-    tensors: Sequence[Any]
+    tensors: Sequence[torch.Tensor]
 
     @functools.cached_property
-    def function(self) -> Callable[..., Any]:
+    def function(self) -> Callable[..., object]:
         """Plain function of (callee, *tensors) that makes the call."""
         return self.signature.function("entry")
 
@@ -114,14 +114,14 @@ class EntryBuilder:
         self._made: list[tuple[Unit, Entry]] = []
         self._answered: set[int] = set()
         """Ids of this build's entries that have answered a later call of the build."""
-        self._failed: dict[tuple[Any, ...], dict[str, str]] = {}
+        self._failed: dict[tuple[object, ...], dict[str, str]] = {}
         """For each call, maps the modules' plain values to the reason why an attempt failed."""
         self._first = dispatcher.first_calls
         self._advice: str | None = None
         """Advice on which parts to compile if torch cannot trace the whole callable."""
 
     @property
-    def _callee(self) -> Any:
+    def _callee(self) -> Callable[..., object] | None:
         """The callable, which whoever makes an entry keeps alive."""
         dispatcher = self._dispatcher()
         return None if dispatcher is None else dispatcher.callee
@@ -130,7 +130,7 @@ class EntryBuilder:
         """Record that an entry ran a call, which proves that the entry's state occurs again."""
         self._answered.add(id(entry))
 
-    def make(self, call: NewCall) -> tuple[Entry, Callable[..., Any]]:
+    def make(self, call: NewCall) -> tuple[Entry, Callable[..., object]]:
         """Make the entry for a call, compare it with eager, and add it to the table.
 
         Raises:
@@ -202,7 +202,7 @@ class EntryBuilder:
         return fitting[0]
 
     def _library(
-        self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
+        self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, object]
     ) -> CompiledCall:
         """Return the library for a call, or start to build the library and raise `NotYet`."""
         build = call.build
@@ -291,7 +291,7 @@ class EntryBuilder:
         return attempt()
 
     def _try_library(
-        self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
+        self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, object]
     ) -> tuple[CompiledCall, Judgement]:
         """Return the library for a call, and how it compares with eager."""
         made = self._library(call, pending, arguments)
@@ -303,7 +303,7 @@ class EntryBuilder:
         return made, verdict
 
     def _try_pickle(
-        self, call: NewCall, arguments: Mapping[str, Any]
+        self, call: NewCall, arguments: Mapping[str, object]
     ) -> tuple[CompiledCall, Judgement, Mapping[str, Sequence[str]]]:
         """Return a call's pickle, how it compares with eager, and the call's changes."""
         with side_effects() as changes:
@@ -311,7 +311,7 @@ class EntryBuilder:
         return made, self._compare(call.function, made, call.tensors), changes
 
     def _compare(
-        self, function: Callable[..., Any], made: CompiledCall, tensors: Sequence[Any]
+        self, function: Callable[..., Any], made: CompiledCall, tensors: Sequence[torch.Tensor]
     ) -> Judgement:
         """Compare code with eager execution; raise `NoEntry` if the code is wrong.
 
@@ -323,7 +323,7 @@ class EntryBuilder:
         """
         is_first = True
 
-        def eager(callee: Any, *tensors: Any) -> Any:
+        def eager(callee: Callable[..., object], *tensors: torch.Tensor) -> object:
             nonlocal is_first
             args, kwargs = function(_as_passed, *tensors)
             if not is_first:  # other inputs, or full precision
@@ -389,8 +389,8 @@ class RunningBuild:
         unit: Unit,
         signature: Signature,
         state: Mapping[str, str],
-        tensors: Sequence[Any],
-    ) -> tuple[Entry, Callable[..., Any]]:
+        tensors: Sequence[torch.Tensor],
+    ) -> tuple[Entry, Callable[..., object]]:
         """Make the entry for a call of a dispatcher: see `EntryBuilder.make`."""
         builder = self._builders.get(dispatcher)
         if builder is None:
@@ -432,7 +432,7 @@ def _freezes(arguments: Mapping[str, Any]) -> bool:
     return bool(inductor.freezes_weights() if given is None else given)
 
 
-def _as_passed(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _as_passed(*args: object, **kwargs: object) -> Call:
     return args, kwargs
 
 
@@ -442,7 +442,7 @@ def _as_passed(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, An
 LIMIT_S = 30.0
 """Seconds after which no further part is traced."""
 
-Call = tuple[Sequence[Any], dict[str, Any]]
+Call = tuple[tuple[object, ...], dict[str, object]]
 """Arguments of a module's first call, by position and by keyword."""
 
 
@@ -456,7 +456,7 @@ def is_of_forward(failure: NoEntry) -> bool:
     return dynamo.is_error_of_code(failure.__cause__)
 
 
-def advise(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) -> str:
+def advise(callee: object, function: Callable[..., object], tensors: Sequence[torch.Tensor]) -> str:
     """Return advice on which parts of a module to compile, or an empty string if there are none.
 
     Nothing is compiled here: torch traces each kind of part once.
@@ -477,11 +477,14 @@ def advise(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) ->
 
 
 def _calls_of_parts(
-    callee: Any, module: Any, function: Callable[..., Any], tensors: Sequence[Any]
-) -> dict[Any, Call]:
-    calls: dict[Any, Call] = {}
+    callee: object,
+    module: torch.nn.Module,
+    function: Callable[..., object],
+    tensors: Sequence[torch.Tensor],
+) -> dict[torch.nn.Module, Call]:
+    calls: dict[torch.nn.Module, Call] = {}
 
-    def note(part: Any, args: Any, kwargs: Any) -> None:
+    def note(part: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         calls.setdefault(part, (args, kwargs))
 
     parts = [part for part in module.modules() if part is not module and has_work(part)]
@@ -495,7 +498,7 @@ def _calls_of_parts(
     return calls
 
 
-def _find(module: Any, calls: dict[Any, Call]) -> Iterator[type]:
+def _find(module: torch.nn.Module, calls: dict[torch.nn.Module, Call]) -> Iterator[type]:
     """Yield the classes of the outermost parts that torch can trace."""
     ends = time.monotonic() + LIMIT_S
     known: dict[type, bool] = {}
@@ -511,7 +514,7 @@ def _find(module: Any, calls: dict[Any, Call]) -> Iterator[type]:
             queue += part.children()
 
 
-def _has_graph(part: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def _has_graph(part: torch.nn.Module, args: Sequence[object], kwargs: dict[str, object]) -> bool:
     try:
         signature, tensors = describe(args, kwargs)
         settings = {"backend": lambda graph, _: callable_once(graph), "dynamic": False}

@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from serve_warm import _daemon_threads, _private_folders
 from serve_warm._redaction import describe_error
@@ -34,6 +34,9 @@ from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.torch_errors import FAILURES, find_user_code
 from serve_warm.private_apis import inductor
 from serve_warm.private_apis.patches import Change, replaced
+
+if TYPE_CHECKING:
+    from serve_warm.private_apis.inductor_objects import CppBuilder, FallbackKernel
 
 logger = logging.getLogger(__name__)
 
@@ -116,16 +119,18 @@ def _call_torch(
     places: dict[str, str] = {}
     """The line of user code that calls each operator without a C interface."""
 
-    def changing(stock: Callable[..., Any]) -> Callable[..., Any]:
-        def compile_changed(graph: Any, wrapper_code: str, *args: Any, **kwargs: Any) -> Any:
+    def changing(stock: Callable[..., object]) -> Callable[..., object]:
+        def compile_changed(
+            graph: object, wrapper_code: str, *args: object, **kwargs: object
+        ) -> object:
             _refuse_operators(places)
             with during():
                 return stock(graph, without_prints(wrapper_code), *args, **kwargs)
 
         return compile_changed
 
-    def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
-        def export(kernel: Any) -> Any:
+    def noting(stock: Callable[[FallbackKernel], object]) -> Callable[[FallbackKernel], object]:
+        def export(kernel: FallbackKernel) -> object:
             for trace in kernel.get_stack_traces():
                 place, _ = find_user_code([line.strip() for line in trace.splitlines()])
                 places.setdefault(str(kernel.op_overload.name()), place)
@@ -259,8 +264,8 @@ def _noting(commands: Commands) -> Iterator[None]:
     """
     here = threading.get_ident()
 
-    def noting(stock: Callable[[Any], None]) -> Callable[[Any], None]:
-        def build(builder: Any) -> None:
+    def noting(stock: Callable[[CppBuilder], None]) -> Callable[[CppBuilder], None]:
+        def build(builder: CppBuilder) -> None:
             target, line = builder.get_target_file_path(), builder.get_command_line()
             # Build the object for weights now. It is empty here, so this is fast, and torch removes
             # its source afterwards.

@@ -10,8 +10,8 @@ that depend on such state, and a starting replica makes the same calls before it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from serve_warm.precompile.changes.model_state import state_of
 from serve_warm.precompile.facts.no_entry import NoEntry
@@ -19,6 +19,9 @@ from serve_warm.precompile.facts.plan import SETTLING_CALLS
 from serve_warm.precompile.facts.table import Facts
 from serve_warm.precompile.facts.torch_errors import FAILURES
 from serve_warm.precompile.parity.eager import StateBefore
+
+if TYPE_CHECKING:
+    import torch
 
 
 class ChangedByCall(NoEntry):
@@ -30,7 +33,10 @@ class ChangedByCall(NoEntry):
 
 
 def settle(
-    callee: Any, function: Callable[..., Any], tensors: Sequence[Any], failure: NoEntry
+    callee: object,
+    function: Callable[..., object],
+    tensors: Sequence[torch.Tensor],
+    failure: NoEntry,
 ) -> bool:
     """Call a callable until a call changes nothing; return True if earlier calls made changes.
 
@@ -46,14 +52,14 @@ def settle(
 
 def _settles(
     kept: StateBefore,
-    callee: Any,
-    function: Callable[..., Any],
-    tensors: Sequence[Any],
+    callee: object,
+    function: Callable[..., object],
+    tensors: Sequence[torch.Tensor],
     failure: NoEntry,
 ) -> bool:
     facts = failure.facts if isinstance(failure, ChangedByCall) else Facts()
 
-    def read() -> Any:
+    def read() -> tuple[Mapping[str, object], list[str]]:
         return state_of(callee), [*_broken(facts, callee)]
 
     before, has_changed = read(), isinstance(failure, ChangedByCall)
@@ -69,7 +75,7 @@ def _settles(
     return False
 
 
-def _broken(facts: Facts, callee: Any) -> Iterator[str]:
+def _broken(facts: Facts, callee: object) -> Iterator[str]:
     objects = facts.objects(callee)
     for fact in facts.facts:
         yield facts.why_broken(fact, objects)

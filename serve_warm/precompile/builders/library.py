@@ -24,7 +24,6 @@ import operator
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -66,7 +65,10 @@ ON_A_GPU = {"aot_inductor.embed_kernel_binary": True}
 
 
 def make(
-    function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
+    function: Callable[..., object],
+    callee: object,
+    tensors: Sequence[torch.Tensor],
+    arguments: Mapping[str, object],
 ) -> CompiledCall:
     """Compile `function(callee, *tensors)` into a library, with torch.compile's `arguments`.
 
@@ -79,7 +81,10 @@ def make(
 
 
 def begin(
-    function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
+    function: Callable[..., object],
+    callee: object,
+    tensors: Sequence[torch.Tensor],
+    arguments: Mapping[str, object],
 ) -> Library:
     """Run `make` until it needs the C++ compiler, and start this compiler in the background.
 
@@ -101,10 +106,10 @@ class Library:
 
     def __init__(
         self,
-        function: Callable[..., Any],
-        callee: Any,
-        tensors: Sequence[Any],
-        arguments: Mapping[str, Any],
+        function: Callable[..., object],
+        callee: object,
+        tensors: Sequence[torch.Tensor],
+        arguments: Mapping[str, object],
         *,
         compiler: cpp.Compiler,
     ) -> None:
@@ -117,7 +122,7 @@ class Library:
         for name in self.captured.plan.get("numbers", {}):
             self.captured.entry.fn.__globals__[name] = python_random.Unused
 
-    def run(self, callee: Any, tensors: Sequence[Any]) -> Plan:
+    def run(self, callee: object, tensors: Sequence[torch.Tensor]) -> Plan:
         """Run the bytecode around the graph, and the graph eagerly; return the plan for a call."""
         # The tensors are copies without other references. If the callee kept the original tensors
         # of the call, the plan could not say whether a returned tensor belongs to the callee or to
@@ -136,7 +141,7 @@ class Library:
         self.graph.refuse_other_inputs(plan, callee, given)
         return plan
 
-    def finish(self, callee: Any, tensors: Sequence[Any]) -> CompiledCall:
+    def finish(self, callee: object, tensors: Sequence[torch.Tensor]) -> CompiledCall:
         """Wait for the C++ compiler, then do the remaining work of `make` for this call.
 
         Raises:
@@ -170,7 +175,7 @@ def _numbers_of(plan: Plan) -> Plan:
     return {"numbers": plan["numbers"]} if "numbers" in plan else {}
 
 
-def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(arguments: Mapping[str, object]) -> dict[str, object]:
     """Return the Inductor settings that correspond to torch.compile's arguments."""
     known = inductor.names_of_settings()
     small = {name: value for name, value in SMALL.items() if name in known}
@@ -186,8 +191,8 @@ class _Graph:
 
     def __init__(
         self,
-        settings: Mapping[str, Any],
-        callee: Any,
+        settings: Mapping[str, object],
+        callee: object,
         changes: Mapping[str, Sequence[str]],
         *,
         compiler: cpp.Compiler = "now",
@@ -200,12 +205,12 @@ class _Graph:
         self._compiler = compiler
         self._library: Callable[[], bytes] | None = None
         """Returns the library, after waiting for the C++ compiler."""
-        self._graph: Any = None
-        self._fakes: list[Any] = []
+        self._graph: torch.fx.GraphModule
+        self._fakes: list[torch.Tensor] = []
         self._places: list[TensorSource] = []
-        self._inputs: list[Any] = []
-        self._outputs: list[Any] = []
-        self.existing: Sequence[tuple[list[list[Any]], Any]] = ()
+        self._inputs: list[torch.Tensor] = []
+        self._outputs: list[torch.Tensor] = []
+        self.existing: Sequence[tuple[list[list[object]], object]] = ()
         """Objects that existed before the run and that the plan may read, with the steps to each
         (`Facts.chain`)."""
         self._aliases: list[str] = []
@@ -214,7 +219,7 @@ class _Graph:
         self._draws = False
         self._device = "cpu"
 
-    def take(self, graph: Any, _inputs: Sequence[Any], **_: Any) -> Any:
+    def take(self, graph: torch.fx.GraphModule, _inputs: Sequence[object], **_: object) -> object:
         """Receive a graph from Dynamo, and compile the graph if it has dynamic sizes."""
         self.assigned.refuse_others(_path_of_module)
         if [*graph.parameters(), *graph.buffers()]:
@@ -261,7 +266,7 @@ class _Graph:
         """Release the tensors of the last run."""
         self._inputs, self._outputs = [], []
 
-    def _run_eagerly(self, *inputs: Any) -> list[Any]:
+    def _run_eagerly(self, *inputs: object) -> list[torch.Tensor]:
         """Run the graph eagerly, without its compiled code, and record the tensors of this run."""
         tensors = (value for value in inputs if isinstance(value, torch.Tensor))
         self._inputs = [part for tensor in tensors for part in plain_parts(tensor)]
@@ -283,7 +288,7 @@ class _Graph:
         self._outputs = [by_id.get(id(output), output) for output in outputs]
         return self._outputs
 
-    def plan(self, tensors: Sequence[Any], returned: Any) -> Plan:
+    def plan(self, tensors: Sequence[torch.Tensor], returned: object) -> Plan:
         """Return the plan for a run; `returned` is the result of the run.
 
         Raises:
@@ -295,7 +300,8 @@ class _Graph:
         ]
         # For a tensor with several names, the last name that is set below wins. The best name is an
         # argument, because the caller already has that tensor.
-        known = {id(t): ["output", n] for n, t in reversed([*enumerate(self._outputs)])}
+        known: dict[int, list[object]] = {}
+        known |= {id(t): ["output", n] for n, t in reversed([*enumerate(self._outputs)])}
         known |= {id(t): ["input", n] for n, t in enumerate(self._inputs)}
         known |= {id(t): ["argument", n] for n, t in enumerate(tensors)}
         known |= {id(found): ["existing", n] for n, (_, found) in enumerate(self.existing)}
@@ -354,13 +360,15 @@ class _Graph:
         devices = [] if self._device == "cpu" else [self._device]
         return torch.random.fork_rng(devices=devices)
 
-    def _random_state(self) -> list[Any]:
+    def _random_state(self) -> list[torch.Tensor]:
         states = [torch.get_rng_state()]
         if self._device != "cpu":
             states.append(torch.cuda.get_rng_state(self._device))
         return states
 
-    def refuse_other_inputs(self, plan: Plan, callee: Any, tensors: Sequence[Any]) -> None:
+    def refuse_other_inputs(
+        self, plan: Plan, callee: object, tensors: Sequence[torch.Tensor]
+    ) -> None:
         """Raise `NoEntry` if a plan finds other inputs than the run."""
         found = run.function_of(plan, None).inputs.read(callee, tensors)
         for place, ours, given in zip(self._places, found, self._inputs, strict=True):
@@ -368,7 +376,7 @@ class _Graph:
                 where = place.name or place.path or place.index
                 raise NoEntry(f"the {place.kind} {where} is not the tensor that its graph takes")
 
-    def outputs_to_copy(self, native: Callable[[Sequence[Any]], Sequence[Any]]) -> list[int]:
+    def outputs_to_copy(self, native: cuda_graphs.Run) -> list[int]:
         """Return the outputs that share memory only in the library (`output_aliases`).
 
         Raises:
@@ -385,7 +393,9 @@ class _Graph:
         output_aliases.refuse_lost_inputs(self._aliases, found)
         return output_aliases.outputs_to_copy(self._aliases, found)
 
-    def refuse_other_result(self, plan: Plan, tensors: Sequence[Any], returned: Any) -> None:
+    def refuse_other_result(
+        self, plan: Plan, tensors: Sequence[torch.Tensor], returned: object
+    ) -> None:
         """Raise `NoEntry` if, for equal tensors, the plan's and the eager result differ."""
         function = run.function_of(plan, None)
         given = (self._outputs, self._inputs, tensors, [found for _, found in self.existing])
@@ -398,7 +408,7 @@ class _Graph:
             raise NoEntry(f"rebuilding the returned {name} gives a different value")
 
 
-def _may_hide_writes(graph: Any) -> bool:
+def _may_hide_writes(graph: torch.fx.GraphModule) -> bool:
     """Return whether a graph may write through `tensor.data`, which keeps the tensor's version."""
     nodes = [
         node
@@ -410,7 +420,7 @@ def _may_hide_writes(graph: Any) -> bool:
     return reads_data and any(map(_is_in_place, nodes))
 
 
-def _is_in_place(node: Any) -> bool:
+def _is_in_place(node: torch.fx.Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     name = node.target if isinstance(node.target, str) else node.target.__name__
@@ -424,7 +434,7 @@ IN_PLACE = frozenset(
 """Names of Python's in-place operators: `iadd`, `imul` and so on."""
 
 
-def _is_on_the_cpu(node: Any) -> bool:
+def _is_on_the_cpu(node: torch.fx.Node) -> bool:
     """Return whether a node creates a tensor on the CPU."""
     made = inductor.leaves_of(node.meta.get("example_value"))
     return any(isinstance(each, torch.Tensor) and each.device.type == "cpu" for each in made)
@@ -433,7 +443,7 @@ def _is_on_the_cpu(node: Any) -> bool:
 # The plan -------------------------------------------------------------------------------------
 
 
-def _place(source: str, callee: Any) -> TensorSource:
+def _place(source: str, callee: object) -> TensorSource:
     """Return where a plan finds the object that an expression refers to.
 
     Raises:
@@ -453,14 +463,14 @@ def _place(source: str, callee: Any) -> TensorSource:
         rest = rest[1:]
     while module is not None:
         match rest:
-            case [["attribute", "_modules"], ["item", name], _, *_]:
+            case [["attribute", "_modules"], ["item", str(name)], _, *_]:
                 owner, rest = f"{owner}.{name}".lstrip("."), rest[2:]
                 module = own_modules(module)[name]
-            case [["attribute", "_parameters"], ["item", name]]:
+            case [["attribute", "_parameters"], ["item", str(name)]]:
                 return TensorSource(kind="parameter", owner=owner, name=name)
-            case [["attribute", "_buffers"], ["item", name]]:
+            case [["attribute", "_buffers"], ["item", str(name)]]:
                 return TensorSource(kind="buffer", owner=owner, name=name)
-            case [["attribute", name]] if name in vars(module):
+            case [["attribute", str(name)]] if name in vars(module):
                 return TensorSource(kind="attribute", owner=owner, name=name)
             case _:
                 break
@@ -470,9 +480,9 @@ def _place(source: str, callee: Any) -> TensorSource:
 NO_PLACE = "neither an argument nor reachable from the callable"
 
 
-def _path(node: ast.expr, source: str) -> tuple[str, list[list[Any]]]:
+def _path(node: ast.expr, source: str) -> tuple[str, list[list[str | int]]]:
     """Return the name at the start of an expression, and the steps of `TensorSource.path`."""
-    step: list[Any]
+    step: list[str | int]
     match node:
         case ast.Subscript(value=ast.Name(id="L"), slice=ast.Constant(value=str(root))):
             return root, []
@@ -492,7 +502,7 @@ def _path(node: ast.expr, source: str) -> tuple[str, list[list[Any]]]:
     return root, [*steps, step]
 
 
-def _path_of_module(source: str) -> list[list[Any]]:
+def _path_of_module(source: str) -> list[list[str | int]]:
     """Return the steps from the callee to a module that a forward changes."""
     root, steps = _path(ast.parse(source, mode="eval").body, source)
     if root != facts.CALLEE:
@@ -508,22 +518,22 @@ STEP_OF = {
 """Maps each function in Dynamo's expressions to the kind of step that replaces its calls."""
 
 
-def _differ(left: Any, right: Any) -> bool:
+def _differ(left: torch.Tensor, right: torch.Tensor) -> bool:
     return not torch.equal(left, right)
 
 
-def _is_dynamic(fake: Any) -> bool:
+def _is_dynamic(fake: torch.Tensor) -> bool:
     return any(isinstance(size, torch.SymInt) for size in (*fake.shape, *fake.stride()))
 
 
-def _input(given: Any, fake: Any, place: TensorSource) -> TensorSource:
+def _input(given: torch.Tensor, fake: torch.Tensor, place: TensorSource) -> TensorSource:
     free = _is_dynamic(fake)
     if free and place.kind != "argument":
         raise NoEntry(f"the sizes of its {place.kind} {place.name or place.path} are dynamic")
     return dataclasses.replace(place, said=run.describe(given, free=free))
 
 
-def _without_defaults(given: TensorSource) -> dict[str, Any]:
+def _without_defaults(given: TensorSource) -> dict[str, object]:
     return {
         field.name: getattr(given, field.name)
         for field in dataclasses.fields(given)
@@ -531,7 +541,7 @@ def _without_defaults(given: TensorSource) -> dict[str, Any]:
     }
 
 
-def _refuse_repeated(value: Any, known: Mapping[int, list[Any]], seen: set[int]) -> None:
+def _refuse_repeated(value: object, known: Mapping[int, list[object]], seen: set[int]) -> None:
     """Raise `NoEntry` if a result contains a new list or dict twice: a plan would make two."""
     if id(value) in known or not isinstance(value, (list, dict, tuple)):
         return
@@ -543,7 +553,7 @@ def _refuse_repeated(value: Any, known: Mapping[int, list[Any]], seen: set[int])
         _refuse_repeated(item, known, seen)
 
 
-def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list[Any]:
+def _plain(value: object, known: Mapping[int, list[object]], *, dynamic: bool) -> list[object]:
     """Return the form of a callee's result, in the format that `libraries.run.load` reads."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
@@ -551,25 +561,29 @@ def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list
             raise NoEntry("it returns a tensor that its graph neither takes nor computes")
         return known[id(value)]
     if value is None or kind in (bool, str) or (kind in (int, float) and not dynamic):
-        if kind is float and not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise NoEntry(f"it returns the number {value}")
         return ["plain", value]
     if id(value) in known:
         return known[id(value)]
     if kind in (int, float):
         raise NoEntry("it returns a number that might depend on a dynamic size")
-    if kind in (list, tuple):
+    if isinstance(value, (list, tuple)) and kind in (list, tuple):
         return [kind.__name__, [_plain(item, known, dynamic=dynamic) for item in value]]
-    if kind in (dict, OrderedDict) and all(type(key) in (str, int, bool) for key in value):
+    if (
+        isinstance(value, dict)
+        and kind in (dict, OrderedDict)
+        and all(type(key) in (str, int, bool) for key in value)
+    ):
         how = "dict" if kind is dict else run.ORDERED
         return [how, [[k, _plain(item, known, dynamic=dynamic)] for k, item in value.items()]]
     return _of_class(value, known, dynamic=dynamic)
 
 
-def _of_class(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list[Any]:
+def _of_class(value: object, known: Mapping[int, list[object]], *, dynamic: bool) -> list[object]:
     kind = type(value)
     where = locate(kind)
-    parts: list[Any] = []
+    parts: list[list[object]] = []
     if where is not None and isinstance(value, tuple):
         how = "sequence"
         parts = [_plain(item, known, dynamic=dynamic) for item in value]
@@ -588,14 +602,20 @@ def _of_class(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> l
     return [how, list(where), name_of_class(kind), parts]
 
 
-def _same(left: Any, right: Any) -> bool:
+def _same(left: object, right: object) -> bool:
     """Return whether two values have the same structure and contain the same tensor objects."""
     if type(left) is not type(right) or isinstance(left, torch.Tensor):
         return left is right
-    if isinstance(left, Mapping) and not _same([*left.items()], [*right.items()]):
+    if (
+        isinstance(left, Mapping)
+        and isinstance(right, Mapping)
+        and not _same([*left.items()], [*right.items()])
+    ):
         return False
-    if isinstance(left, (list, tuple)) and not (
-        len(left) == len(right) and all(map(_same, left, right))
+    if (
+        isinstance(left, (list, tuple))
+        and isinstance(right, (list, tuple))
+        and not (len(left) == len(right) and all(map(_same, left, right)))
     ):
         return False
     if hasattr(left, "__dict__"):

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serve_warm.precompile.entries.function import with_checks
 from serve_warm.precompile.facts.names import locate
@@ -16,9 +16,15 @@ from serve_warm.precompile.trace.captured import CompiledCall
 from serve_warm.precompile.trace.output_aliases import find_outputs_to_copy, noting_graphs
 from serve_warm.private_apis import dynamo
 
+if TYPE_CHECKING:
+    import torch
+
 
 def make(
-    function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
+    function: Callable[..., object],
+    callee: object,
+    tensors: Sequence[torch.Tensor],
+    arguments: Mapping[str, object],
 ) -> CompiledCall:
     """Compile `function(callee, *tensors)` ahead of time, with torch.compile's `arguments`.
 
@@ -30,7 +36,7 @@ def make(
             captured = capture(function, callee, tensors, arguments)
         entry, plan = captured.entry, captured.plan
 
-        def find_copies(args: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
+        def find_copies(args: Sequence[object], outputs: Sequence[object]) -> list[int]:
             copies = find_outputs_to_copy(graphs[-1], args, outputs)
             if copies:
                 plan["copies"] = copies
