@@ -12,7 +12,24 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import CodeType, FrameType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
+
+if TYPE_CHECKING:
+    import torch
+
+    from serve_warm.private_apis.dynamo_objects import (
+        AttributeSource,
+        CompiledEntry,
+        GuardArguments,
+        ModelOfDict,
+        ModelOfSet,
+        ModelOfTorchFunction,
+        ModelOfValue,
+        ObjectSource,
+        OriginalGuard,
+        SideEffects,
+        Variable,
+    )
 
 from serve_warm.private_apis import module_names
 
@@ -64,7 +81,7 @@ def imported_guard_manager_kind() -> Any:
 # Settings and locks -------------------------------------------------------------------------------
 
 
-def patched_settings(**values: Any) -> AbstractContextManager[None]:
+def patched_settings(**values: object) -> AbstractContextManager[None]:
     """Change settings of Dynamo in the block. Settings that this version lacks are left out."""
     from torch._dynamo import config
 
@@ -87,11 +104,11 @@ def suppresses_errors() -> bool:
     return bool(config.suppress_errors)
 
 
-def compile_lock() -> AbstractContextManager[Any]:
+def compile_lock() -> AbstractContextManager[object]:
     """Return the lock that Dynamo holds while it compiles."""
     from torch._dynamo.convert_frame import compile_lock as lock
 
-    return cast("AbstractContextManager[Any]", lock)
+    return cast("AbstractContextManager[object]", lock)
 
 
 def import_dynamo() -> None:
@@ -109,14 +126,14 @@ def compiled_module_class() -> type:
     return OptimizedModule
 
 
-def innermost_backend(callback: Any) -> Any:
+def innermost_backend(callback: Any) -> Callable[..., object]:
     """Return the backend object of a Dynamo callback."""
     from torch._dynamo.eval_frame import innermost_backend as find
 
     return find(callback)
 
 
-def is_marked_by_dynamo(function: Any) -> bool:
+def is_marked_by_dynamo(function: object) -> bool:
     """Return whether Dynamo has wrapped a function, to compile it or to leave it alone."""
     return hasattr(function, "_torchdynamo_orig_callable")
 
@@ -192,7 +209,7 @@ def _treat(codes: Collection[CodeType], name: str) -> None:
         set_code_exec_strategy(code, _FrameExecStrategy(action, action))
 
 
-def skip_once() -> Any:
+def skip_once() -> object:
     """Return the answer of a callback that skips this frame, with all that it calls.
 
     The code may be compiled later.
@@ -218,24 +235,24 @@ def count_for_fullgraph() -> None:
 # Entries of ahead-of-time compilation -------------------------------------------------------------
 
 
-def graph_name(entry: Any) -> str:
+def graph_name(entry: CompiledEntry) -> str:
     """Return the name of an entry's graph among the globals of the code around the graph."""
     return str(entry._artifacts.backend_id)
 
 
-def imports_of(entry: Any) -> Mapping[str, str]:
+def imports_of(entry: CompiledEntry) -> Mapping[str, str]:
     """Return the modules that an entry's code takes from its globals, by name there."""
-    return cast("Mapping[str, str]", entry._artifacts.runtime_env.import_sources)
+    return entry._artifacts.runtime_env.import_sources
 
 
-def used_globals(entry: Any) -> Collection[str]:
+def used_globals(entry: CompiledEntry) -> Collection[str]:
     """Return the names of the globals that an entry's code contains itself."""
-    return cast("Collection[str]", entry._artifacts.runtime_env.used_globals)
+    return entry._artifacts.runtime_env.used_globals
 
 
-def external_references(entry: Any) -> Collection[str]:
+def external_references(entry: CompiledEntry) -> Collection[str]:
     """Return the names of the globals that whoever loads an entry must provide."""
-    return cast("Collection[str]", entry._artifacts.runtime_env.external_refs)
+    return entry._artifacts.runtime_env.external_refs
 
 
 def begin_generation() -> Callable[[], None]:
@@ -292,11 +309,11 @@ def missing_attribute_class() -> type[Exception]:
 # A trace: Dynamo's models of Python objects -------------------------------------------------------
 
 
-def kinds_of_variables() -> Iterator[Any]:
+def kinds_of_variables() -> Iterator[type]:
     """Yield the classes of Dynamo's models of Python objects."""
     from torch._dynamo.variables.base import VariableTracker
 
-    queue: list[Any] = [VariableTracker]
+    queue: list[type] = [VariableTracker]
     seen: set[int] = set()
     while queue:
         kind = queue.pop()
@@ -306,26 +323,26 @@ def kinds_of_variables() -> Iterator[Any]:
             yield kind
 
 
-def is_variable(value: object) -> bool:
+def is_variable(value: object) -> TypeGuard[Variable]:
     """Return whether a value is one of Dynamo's models."""
     from torch._dynamo.variables.base import VariableTracker
 
     return isinstance(value, VariableTracker)
 
 
-def dict_class() -> Any:
+def dict_class() -> type:
     """Return the class of Dynamo's models of dicts."""
     from torch._dynamo.variables.dicts import ConstDictVariable
 
     return ConstDictVariable
 
 
-def is_dict(variable: object) -> bool:
+def is_dict(variable: object) -> TypeGuard[ModelOfDict]:
     """Return whether one of Dynamo's models stands for a dict."""
     return isinstance(variable, dict_class())
 
 
-def set_class() -> Any:
+def set_class() -> type:
     """Return the class of Dynamo's models of sets."""
     module: Any
     try:
@@ -333,7 +350,13 @@ def set_class() -> Any:
     except ImportError:
         from torch._dynamo.variables import dicts as module
     # The common base class exists from 2.15 on.
-    return getattr(module, "BaseSetVariable", None) or module.SetVariable
+    found: type = getattr(module, "BaseSetVariable", None) or module.SetVariable
+    return found
+
+
+def is_set(variable: object) -> TypeGuard[ModelOfSet]:
+    """Return whether one of Dynamo's models stands for a set."""
+    return isinstance(variable, set_class())
 
 
 def is_unread(variable: object) -> bool:
@@ -350,21 +373,22 @@ def read_all(variable: Any) -> None:
     LazyVariableTracker.realize_all(variable)
 
 
-def constant(value: object) -> Any:
+def constant(value: object) -> Variable:
     """Return Dynamo's model of a constant."""
     from torch._dynamo.variables.constant import ConstantVariable
 
-    return ConstantVariable.create(value)
+    found: Any = ConstantVariable.create(value)
+    return cast("Variable", found)
 
 
-def is_object_of_torch(variable: object) -> bool:
+def is_object_of_torch(variable: object) -> TypeGuard[ModelOfTorchFunction]:
     """Return whether one of Dynamo's models stands for a function or class of torch."""
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
     return isinstance(variable, TorchInGraphFunctionVariable)
 
 
-def is_object_of_user(variable: object, *, exactly: bool = False) -> bool:
+def is_object_of_user(variable: object, *, exactly: bool = False) -> TypeGuard[ModelOfValue]:
     """Return whether one of Dynamo's models stands for an object of a class of the application.
 
     With `exactly`, models of special classes, such as subclasses of dict, are left out.
@@ -376,23 +400,38 @@ def is_object_of_user(variable: object, *, exactly: bool = False) -> bool:
     return isinstance(variable, UserDefinedObjectVariable)
 
 
-def is_made_by_trace(variable: Any) -> bool:
+def is_made_by_trace(variable: Variable) -> bool:
     """Return whether the trace has created the object that a model stands for."""
     from torch._dynamo.variables.base import AttributeMutationNew
 
     return isinstance(variable.mutation_type, AttributeMutationNew)
 
 
-def changed_variables(effects: Any) -> Sequence[Any]:
+def changed_variables(effects: SideEffects) -> Sequence[Variable]:
     """Return the models of all objects that a trace changes (`SideEffects`)."""
-    return cast("Sequence[Any]", effects._get_modified_vars())
+    return effects._get_modified_vars()
 
 
-def attribute_source(source: Any, name: str) -> Any:
+def attribute_source(source: Any, name: str) -> AttributeSource:
     """Return the source of an attribute of what has this source."""
     from torch._dynamo.source import AttrSource
 
     return AttrSource(source, name)
+
+
+def arguments_of(guard: OriginalGuard) -> GuardArguments:
+    """Return the further arguments of a guard, by name; empty if it has none."""
+    none: GuardArguments = {}
+    found: GuardArguments = getattr(guard.create_fn, "keywords", none)
+    return found
+
+
+def without_wrappers(source: Any) -> AttributeSource:
+    """Return the source of an attribute without the wrappers around it, such as a module's."""
+    while not hasattr(source, "member"):
+        source = source.base
+    found: AttributeSource = source
+    return found
 
 
 def is_random_source(source: object) -> bool:
@@ -402,12 +441,14 @@ def is_random_source(source: object) -> bool:
     return isinstance(source, RandomValueSource)
 
 
-def source_of_input(node: Any) -> Any:
+def source_of_input(node: torch.fx.Node) -> ObjectSource:
     """Return the source of a graph's input, which Dynamo stores on the input's node.
 
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/output_graph.py
     """
-    return node._dynamo_source
+    of_dynamo: Any = node
+    source: ObjectSource = of_dynamo._dynamo_source
+    return source
 
 
 def forget_handlers() -> None:
@@ -421,7 +462,7 @@ def forget_handlers() -> None:
     builtin.BuiltinVariable.call_function_handler_cache.clear()
 
 
-def list_extend_of_table() -> Any:
+def list_extend_of_table() -> object:
     """Return what `ListVariable.tp_methods` has for `extend`, from 2.15 on."""
     from torch._dynamo.variables import base, lists
 
@@ -430,11 +471,11 @@ def list_extend_of_table() -> Any:
     return of_methods.Method(of_lists.BaseListVariable.list_extend)
 
 
-def functions_about_tracing() -> Collection[Any]:
+def functions_about_tracing() -> Collection[object]:
     """Return the functions of torch whose result in a trace holds for each trace."""
     from torch._dynamo.variables.torch import tracing_state_functions
 
-    return cast("Collection[Any]", tracing_state_functions())
+    return cast("Collection[object]", tracing_state_functions())
 
 
 def mark_of(function: object) -> str:

@@ -16,7 +16,7 @@ from serve_warm.private_apis.table import TABLE, Patch
 
 logger = logging.getLogger(__name__)
 
-Wrap = Callable[[Any], Any]
+Wrap = Callable[[Any], object]
 """Returns the replacement of a function, which it gets. It gets None if there is no function."""
 
 BY_NAME: dict[str, Patch] = {patch.name: patch for patch in TABLE}
@@ -27,7 +27,7 @@ class Change(NamedTuple):
 
     name: str
     wrap: Wrap
-    owner: Any = None
+    owner: object = None
     """The class, for a row that is about all classes with this method."""
 
 
@@ -38,16 +38,16 @@ class AlreadyReplaced(Exception):
 class PatchPlace(NamedTuple):
     """Where a function is now."""
 
-    owner: Any
+    owner: object
     """A module or class."""
     attribute: str
-    value: Any
+    value: object
     """The function, or None if a patch adds the attribute."""
     is_own: bool
     """Whether the owner itself has the attribute, and does not inherit it."""
 
 
-def find(name: str, owner: Any = None) -> PatchPlace | None:
+def find(name: str, owner: object = None) -> PatchPlace | None:
     """Return where the function of a row is now, or None if this version has no such function.
 
     Raises:
@@ -121,7 +121,7 @@ def _say_missing(patch: Patch) -> None:
 
 
 def _in_order(wraps: list[Wrap]) -> Wrap:
-    def wrap(value: Any) -> Any:
+    def wrap(value: object) -> object:
         for each in wraps:
             value = each(value)
         return value
@@ -129,14 +129,14 @@ def _in_order(wraps: list[Wrap]) -> Wrap:
     return wrap
 
 
-_replaced: dict[tuple[int, str], Any] = {}
+_replaced: dict[tuple[int, str], PatchPlace] = {}
 """The owners whose attributes are replaced now, by id and attribute."""
 
 
 def _replace(place: PatchPlace, wrap: Wrap) -> Callable[[], None]:
     """Replace a function, and return a function that puts the old one back."""
     owner, attribute, value, is_own = place
-    new = wrap(value)
+    new: Any = wrap(value)
     key = id(owner), attribute
     if _replaced.setdefault(key, place) is not place:
         raise AlreadyReplaced(
@@ -159,9 +159,9 @@ def _replace(place: PatchPlace, wrap: Wrap) -> Callable[[], None]:
     return undo
 
 
-def _resolve(module: str, classes: list[str]) -> Any:
+def _resolve(module: str, classes: list[str]) -> object:
     """Return a module, or a class in it; None if this version has none."""
-    found: Any = sys.modules.get(module)
+    found: object = sys.modules.get(module)
     if found is None:
         try:
             found = importlib.import_module(module)

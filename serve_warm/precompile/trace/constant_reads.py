@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +23,7 @@ from serve_warm.private_apis.patches import Change
 
 if TYPE_CHECKING:
     from serve_warm.precompile.trace.guards import Guard
+    from serve_warm.private_apis.dynamo_objects import ReadAttribute, Translator, Variable
 
 
 def noting_constants(guards: list[Guard], guard_at: Callable[..., Guard]) -> Iterator[Change]:
@@ -31,20 +32,25 @@ def noting_constants(guards: list[Guard], guard_at: Callable[..., Guard]) -> Ite
     `guard_at(source, **fields)` returns a guard on a Dynamo source.
     """
 
-    def note(variable: Any, tx: Any, name: str, found: Any) -> Any:
+    def note(variable: Variable, tx: Translator, name: str, found: Variable) -> Variable:
         if _is_unguarded(variable, tx, name, found):
             source = dynamo.attribute_source(variable.source, name)
             value = getattr(_object_of(variable), name)
             guards.append(guard_at(source, kind="CONSTANT_MATCH", value=value))
         return found
 
-    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(original: ReadAttribute) -> ReadAttribute:
         return lambda self, tx, name: note(self, tx, name, original(self, tx, name))
 
-    def noting_builtin(read: Callable[..., Any]) -> Callable[..., Any]:
-        def call_getattr(self: Any, tx: Any, owner: Any, name: Any, *default: Any) -> Any:
+    def noting_builtin(read: Callable[..., Variable | None]) -> Callable[..., Variable | None]:
+        def call_getattr(
+            self: Variable, tx: Translator, owner: Variable, name: Variable, *default: Variable
+        ) -> Variable | None:
             found = read(self, tx, owner, name, *default)
-            return note(owner, tx, name.as_python_constant(), found) if found is not None else None
+            if found is None:
+                return None
+            attribute = name.as_python_constant()
+            return note(owner, tx, attribute, found) if isinstance(attribute, str) else found
 
         return call_getattr
 
@@ -55,12 +61,12 @@ def noting_constants(guards: list[Guard], guard_at: Callable[..., Guard]) -> Ite
     yield Change("BuiltinVariable.call_getattr", noting_builtin)  # up to 2.12
 
 
-def _object_of(variable: Any) -> Any:
+def _object_of(variable: Variable) -> object:
     """Return the object that one of Dynamo's models stands for, or the model if it does not say."""
     return vars(variable).get("value", vars(variable).get("fn", variable))
 
 
-def _is_unguarded(variable: Any, tx: Any, name: str, found: Any) -> bool:
+def _is_unguarded(variable: Variable, tx: Translator, name: str, found: Variable) -> bool:
     """Return whether a read gave the plain value of an object's attribute, and no source for it."""
     if found.source is not None or variable.source is None or not found.is_python_constant():
         return False

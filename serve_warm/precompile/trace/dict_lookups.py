@@ -26,14 +26,28 @@ from serve_warm.private_apis import cpython, dynamo, module_names
 from serve_warm.private_apis.patches import Change
 
 if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
     from serve_warm.precompile.trace.guards import Guard
+    from serve_warm.private_apis.dynamo_objects import (
+        Args,
+        CallMethod,
+        ChainedSource,
+        Kwargs,
+        MakeKey,
+        ModelOfDict,
+        ObjectSource,
+        Translator,
+        Variable,
+        WriteCode,
+    )
 
 
 @dataclass
 class Lookups:
     """What a trace read from one dict."""
 
-    keys: list[Any] = field(default_factory=list)
+    keys: list[object] = field(default_factory=list)
     """Keys that were looked up, found or not."""
     is_read_otherwise: bool = False
     """Whether the trace also read something else: the number of keys, the order of keys, or a key
@@ -57,7 +71,7 @@ MISSING = object()
 
 
 def noting_lookups(
-    found: dict[str, Lookups], path_of: Callable[[Any, list[Any]], str]
+    found: dict[str, Lookups], path_of: Callable[[ObjectSource, list[object]], str]
 ) -> Iterator[Change]:
     """Record, in `found`, what a trace reads from each dict.
 
@@ -68,16 +82,16 @@ def noting_lookups(
     argument.
     """
 
-    def note(source: Any) -> Lookups:
+    def note(source: ObjectSource | None) -> Lookups:
         if source is None:  # the trace has made this dict
             return Lookups()
-        keys: list[Any] = []
+        keys: list[object] = []
         lookups = found.setdefault(path_of(source, keys), Lookups())
         lookups.is_read_otherwise |= bool(keys)  # other dicts can have the same path
         return lookups
 
-    def noting_numbers(write_code: Callable[..., None]) -> Callable[..., None]:
-        def reconstruct(source: Any, codegen: Any) -> None:
+    def noting_numbers(write_code: WriteCode) -> WriteCode:
+        def reconstruct(source: ChainedSource, codegen: object) -> None:
             note(source.base).is_read_otherwise = True
             write_code(source, codegen)
 
@@ -94,14 +108,16 @@ def noting_lookups(
         yield Change(f"ConstDictVariable.{name}", lambda original: _noting_key(original, note))
 
 
-def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> property:
+def _noting_reads(
+    allowed: Collection[CodeType], note: Callable[[ObjectSource | None], Lookups]
+) -> property:
     """Return a replacement for the attribute `items` of Dynamo's dicts.
 
     The replacement records reads by code that is not in `allowed`, and makes Dynamo guard the
     dict's keys for such reads.
     """
 
-    def read(variable: Any) -> Any:
+    def read(variable: ModelOfDict) -> object:
         own, frame = vars(variable), cpython.calling_frame(1)
         if frame.f_code not in allowed:
             source = own.get("source")
@@ -114,7 +130,7 @@ def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> p
         except KeyError:
             raise AttributeError("items") from None
 
-    def write(variable: Any, value: Any) -> None:
+    def write(variable: ModelOfDict, value: object) -> None:
         vars(variable)["items"] = value
 
     return property(read, write)
@@ -123,8 +139,10 @@ def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> p
 def _guarding_unions() -> Iterator[Change]:
     """Make Dynamo guard the keys of dicts that it unites (2.11 does not)."""
 
-    def guarding(call: Callable[..., Any]) -> Callable[..., Any]:
-        def call_method(self: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Any) -> Any:
+    def guarding(call: CallMethod) -> CallMethod:
+        def call_method(
+            self: Variable, tx: Translator, name: str, args: Args, kwargs: Kwargs
+        ) -> Variable:
             for each in (self, *args) if name in UNIONS else ():
                 found = each.realize()
                 if dynamo.is_dict(found) and found.source is not None:
@@ -147,8 +165,8 @@ def _guarding_new_keys() -> Iterator[Change]:
     dicts and sets are left out, because facts about these containers cover them.
     """
 
-    def guarding(make: Callable[..., None]) -> Callable[..., None]:
-        def make_key(self: Any, vt: Any) -> None:
+    def guarding(make: MakeKey) -> MakeKey:
+        def make_key(self: object, vt: Variable) -> None:
             if dynamo.is_unread(vt) and type(vt.source).__name__ not in KEYS_OF_CONTAINERS:
                 vt = vt.realize()
             make(self, vt)
@@ -174,7 +192,7 @@ WRITES_CODE = (module_names.SIDE_EFFECTS, module_names.CODEGEN, module_names.OUT
 """Modules that read dicts to write code, and to keep track of changes."""
 
 
-def _is_bookkeeping(frame: Any) -> bool:
+def _is_bookkeeping(frame: FrameType) -> bool:
     """Return whether a frame reads a dict without an effect on the graph."""
     module = str(frame.f_globals.get("__name__"))
     if module in (module_names.DICT_VARIABLES, module_names.VARIABLES):
@@ -182,10 +200,12 @@ def _is_bookkeeping(frame: Any) -> bool:
     return module in WRITES_CODE or not module.startswith(f"{module_names.DYNAMO}.")
 
 
-def _noting_key(original: Callable[..., Any], note: Callable[[Any], Lookups]) -> Callable[..., Any]:
+def _noting_key(
+    original: Callable[..., object], note: Callable[[ObjectSource | None], Lookups]
+) -> Callable[..., object]:
     """Return a lookup method that calls `original` and records the last argument, the key."""
 
-    def look_up(self: Any, *args: Any) -> Any:
+    def look_up(self: ModelOfDict, *args: Any) -> object:
         key = args[-1]
         try:
             value = key.as_python_constant() if key.is_python_constant() else MISSING
@@ -201,13 +221,13 @@ def _noting_key(original: Callable[..., Any], note: Callable[[Any], Lookups]) ->
 class LookedUp:
     """A dict in which a trace only looked up keys."""
 
-    value: Mapping[Any, Any]
-    keys: Sequence[Any]
+    value: dict[object, object]
+    keys: Sequence[object]
     """All keys that were looked up, in the form of `encode_key`."""
 
-    def key(self, number: int) -> Any:
+    def key(self, number: int) -> object:
         """Return the encoded key (`encode_key`) that had this index during the build."""
-        return encode_key(list(dict.keys(self.value))[number])  # type: ignore[arg-type]
+        return encode_key(list(dict.keys(self.value))[number])
 
 
 def only_looked_up(guards: Sequence[Guard], found: Mapping[str, Lookups]) -> dict[str, LookedUp]:
@@ -235,7 +255,7 @@ def only_looked_up(guards: Sequence[Guard], found: Mapping[str, Lookups]) -> dic
     }
 
 
-def _is_named(key: Any) -> bool:
+def _is_named(key: object) -> bool:
     """Return whether every process can decode a key's stored form to the same key."""
     if key is MISSING:
         return False
@@ -288,6 +308,6 @@ def with_key(guard: Guard, looked_up: Mapping[str, LookedUp]) -> Guard:
         for of, found in looked_up.items():
             if is_number(str(guard.argument), of):
                 number = re.findall(r"\d+", str(guard.argument))[-1]
-                key: Any = list(dict.keys(found.value))[int(number)]  # type: ignore[arg-type]
+                key = list(dict.keys(found.value))[int(number)]
                 return replace(guard, kind="EQUALS_MATCH", value=key, argument=None)
     return guard

@@ -14,7 +14,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
@@ -30,6 +30,32 @@ from serve_warm.precompile.trace.torch_functions import TorchFunctions, noting_t
 from serve_warm.private_apis import dynamo, patches
 from serve_warm.private_apis.patches import Change, Wrap
 
+if TYPE_CHECKING:
+    from serve_warm.private_apis.dynamo_objects import (
+        Args,
+        CallBuiltin,
+        CallFunction,
+        CallMethod,
+        GetItem,
+        InstallGuard,
+        Iterate,
+        Kwargs,
+        MakeGuard,
+        MakeKey,
+        ModelBuilder,
+        ModelOfDict,
+        ModelOfFunction,
+        ModelOfSet,
+        ModelOfTensor,
+        ObjectSource,
+        ReadOfTensor,
+        Translator,
+        Variable,
+        WrapNumber,
+    )
+
+    Begin = Callable[[ModelOfSet, Translator], None]
+
 
 @dataclass(frozen=True)
 class TraceRecord:
@@ -39,14 +65,14 @@ class TraceRecord:
     """Guards for dependencies that Dynamo itself does not guard."""
     refusals: list[str] = field(default_factory=list)
     """Reasons to refuse the entry: parts of the graph that no fact can express."""
-    results: list[tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any]] = field(
-        default_factory=list
+    results: list[tuple[Callable[..., object], Sequence[object], Mapping[str, object], object]] = (
+        field(default_factory=list)
     )
     """Calls of functions with `assume_constant_result`: the function, its arguments and its result.
     The graph contains the result from the build."""
     lookups: dict[str, Lookups] = field(default_factory=dict)
     """What the trace read from each dict, by the dict's path."""
-    returned: dict[str, Sequence[Any]] = field(default_factory=dict)
+    returned: dict[str, Sequence[object]] = field(default_factory=dict)
     """The objects that existed before the call, and that the code around the graph returns or
     stores. Maps the path of each object to the path's keys. Dynamo reads such objects again at each
     call, so it has no guards on them."""
@@ -57,7 +83,7 @@ class TraceRecord:
 
 
 @contextlib.contextmanager
-def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[TraceRecord]:
+def all_guarded(begin_set: Begin) -> Iterator[TraceRecord]:
     """Make Dynamo guard or report changeable dependencies that it otherwise ignores (torch 2.13).
 
     Before each iteration over a set in a trace, `begin_set` is called with the set and the tracer.
@@ -101,18 +127,20 @@ def _guarding_keys() -> Iterator[Change]:
     Dynamo does not guard the presence of a key that the trace has created, such as a weak
     reference.
     """
-    of_dicts: Any = dynamo.dict_class()
+    of_dicts = dynamo.dict_class()
 
-    def guarding_missing(get_item: Callable[..., Any]) -> Callable[..., Any]:
-        def getitem_const_raise_exception_if_absent(self: Any, tx: Any, key: Any) -> Any:
+    def guarding_missing(get_item: GetItem) -> GetItem:
+        def getitem_const_raise_exception_if_absent(
+            self: ModelOfDict, tx: Translator, key: Variable
+        ) -> Variable:
             if key not in self:
                 self.install_dict_contains_guard(tx, [key])
             return get_item(self, tx, key)
 
         return getitem_const_raise_exception_if_absent
 
-    def guarding_all(install: Callable[..., None]) -> Callable[..., None]:
-        def install_dict_contains_guard(self: Any, tx: Any, args: Any) -> None:
+    def guarding_all(install: InstallGuard) -> InstallGuard:
+        def install_dict_contains_guard(self: ModelOfDict, tx: Translator, args: Args) -> None:
             install(self, tx, args)
             is_created = args[0].source is None and not args[0].is_python_constant()
             if is_created and self.source and not tx.output.side_effects.is_modified(self):
@@ -136,10 +164,10 @@ def _noting_tensors(found: TraceRecord) -> Iterator[Change]:
     Also record each read of a tensor's storage, because checks do not include the storage's size.
     """
 
-    def noting(read: Callable[..., Any]) -> Callable[..., Any]:
-        def method_attr_requires_grad(self: Any, tx: Any) -> Any:
+    def noting(read: ReadOfTensor) -> ReadOfTensor:
+        def method_attr_requires_grad(self: ModelOfTensor, tx: Translator) -> Variable | None:
             if self.source is not None and self.requires_grad is not None:
-                keys: list[Any] = []
+                keys: list[object] = []
                 path = f"{_expression(self.source, keys)}.requires_grad"
                 value = bool(self.requires_grad)
                 found.guards.append(Guard(path=path, kind="REQUIRES_GRAD", value=value, keys=keys))
@@ -148,7 +176,7 @@ def _noting_tensors(found: TraceRecord) -> Iterator[Change]:
         return method_attr_requires_grad
 
     def refusing(make: Callable[..., None]) -> Callable[..., None]:
-        def make_storage(self: Any, *args: Any, **kwargs: Any) -> None:
+        def make_storage(self: Variable, *args: object, **kwargs: object) -> None:
             why = "it reads a tensor's storage, which may be larger than the tensor"
             found.refusals.append(why)
             make(self, *args, **kwargs)
@@ -167,11 +195,11 @@ def _noting_same_objects(found: TraceRecord) -> Iterator[Change]:
     names are global, or if neither name is (torch 2.11 to 2.15).
     """
 
-    def noting(make: Callable[..., Any]) -> Callable[..., Any]:
-        def make_dupe_guard(second: Any, first: Any) -> Any:
+    def noting(make: MakeGuard) -> MakeGuard:
+        def make_dupe_guard(second: ObjectSource, first: ObjectSource | None) -> object:
             guard = make(second, first)
             if guard is None and first is not None and first != second:
-                keys: list[Any] = []
+                keys: list[object] = []
                 path, other = _expression(second, keys), _expression(first, keys)
                 found.guards.append(
                     Guard(path=path, kind="SAME_OBJECT", value=None, argument=other, keys=keys)
@@ -189,7 +217,7 @@ def _guarding_classes_in_closures() -> Iterator[Change]:
     Dynamo leaves them out because of the cell `__class__`, which `super()` reads.
     """
 
-    def is_cell_of_super(source: Any) -> bool:
+    def is_cell_of_super(source: ObjectSource) -> bool:
         # Up to 2.11, a source does not say the name of its cell.
         name = getattr(source, "freevar_name", None)
         return name == "__class__" or (name is None and str(path_of(source)).endswith(CELL))
@@ -203,11 +231,12 @@ CELL = ".cell_contents"
 def _noting_returned(found: TraceRecord) -> Iterator[Change]:
     """Record each object that the code around the graph reads by its source (2.11 to 2.15)."""
 
-    def noting(write: Callable[..., Any]) -> Callable[..., Any]:
-        def write_code(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            if dynamo.is_variable(value) and path_of(value.source) is not None:
-                keys: list[Any] = []
-                found.returned.setdefault(_expression(value.source, keys), keys)
+    def noting(write: Callable[..., object]) -> Callable[..., object]:
+        def write_code(self: object, value: object, *args: object, **kwargs: object) -> object:
+            source = value.source if dynamo.is_variable(value) else None
+            if source is not None and path_of(source) is not None:
+                keys: list[object] = []
+                found.returned.setdefault(_expression(source, keys), keys)
             return write(self, value, *args, **kwargs)
 
         return write_code
@@ -215,26 +244,31 @@ def _noting_returned(found: TraceRecord) -> Iterator[Change]:
     yield Change("PyCodegen.__call__", noting)
 
 
-def _guard_at(place: Any, **fields: Any) -> Guard:
+def _guard_at(
+    place: ObjectSource | tuple[str, str], *, kind: str, value: object, argument: object = None
+) -> Guard:
     """Return a guard on a Dynamo source, or on the object with a module and a qualified name."""
     if not isinstance(place, tuple):
-        keys: list[Any] = []
-        return Guard(path=_expression(place, keys), keys=keys, **fields)
+        keys: list[object] = []
+        path = _expression(place, keys)
+        return Guard(path=path, kind=kind, value=value, argument=argument, keys=keys)
     module, name = place
     path = f"__import__({module!r})"
-    return Guard(path=f"{path}.{name}" if name else path, **fields)
+    path = f"{path}.{name}" if name else path
+    return Guard(path=path, kind=kind, value=value, argument=argument)
 
 
-def _has_unknown_order(value: Any) -> bool:
-    is_set = isinstance(value, dynamo.set_class()) and value.python_type() in (set, frozenset)
-    return is_set and len(value.items) > 1
+def _has_unknown_order(value: object) -> TypeGuard[ModelOfSet]:
+    if not dynamo.is_set(value) or value.python_type() not in (set, frozenset):
+        return False
+    return len(value.items) > 1
 
 
-def _noting_sets(begin: Callable[[Any, Any], None]) -> Iterator[Change]:
+def _noting_sets(begin: Begin) -> Iterator[Change]:
     """Report iteration over a set: the order can be part of the graph, but no guard covers it."""
 
-    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
-        def go_through(self: Any, tx: Any) -> Any:
+    def noting(original: Iterate) -> Iterate:
+        def go_through(self: Variable, tx: Translator) -> object:
             if _has_unknown_order(self):
                 begin(self, tx)
             return original(self, tx)
@@ -246,26 +280,30 @@ def _noting_sets(begin: Callable[[Any, Any], None]) -> Iterator[Change]:
     yield Change("BaseSetVariable.tp_iter_impl", noting)
 
 
-def _noting_extends(begin: Callable[[Any, Any], None]) -> Iterator[Change]:
+def _noting_extends(begin: Begin) -> Iterator[Change]:
     """Report `list.extend` with a set."""
 
-    def noting_calls(call: Callable[..., Any]) -> Callable[..., Any]:
-        def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def noting_calls(call: CallMethod) -> CallMethod:
+        def call_method(
+            self: Variable, tx: Translator, name: str, args: Args, kwargs: Kwargs
+        ) -> Variable:
             if name == "extend" and args and _has_unknown_order(args[0]):
                 begin(args[0], tx)
             return call(self, tx, name, args, kwargs)
 
         return call_method
 
-    def noting(extend: Callable[..., Any]) -> Callable[..., Any]:
-        def list_extend(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    def noting(extend: CallFunction) -> CallFunction:
+        def list_extend(
+            self: Variable, tx: Translator, args: Args, kwargs: Kwargs
+        ) -> Variable | None:
             if args and _has_unknown_order(args[0]):
                 begin(args[0], tx)
             return extend(self, tx, args, kwargs)
 
         return list_extend
 
-    def in_table(methods: Mapping[str, Any]) -> Mapping[str, Any]:
+    def in_table(methods: Mapping[str, object]) -> Mapping[str, object]:
         return {**methods, "extend": dynamo.list_extend_of_table()}
 
     yield Change("CommonListMethodsVariable.call_method", noting_calls)  # up to 2.14
@@ -277,16 +315,20 @@ def _noting_extends(begin: Callable[[Any, Any], None]) -> Iterator[Change]:
 def _refusing_own_sets(found: TraceRecord) -> Iterator[Change]:
     """Refuse torch's own computations on sets: the results depend on the order in this process."""
 
-    def refusing_texts(call: Callable[..., Any]) -> Callable[..., Any]:
-        def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    def refusing_texts(call: CallBuiltin) -> CallBuiltin:
+        def call_function(
+            self: ModelOfFunction, tx: Translator, args: Args, kwargs: Kwargs
+        ) -> Variable:
             if any(map(_has_unknown_order, args)) and (self.fn in TEXTS or "key" in kwargs):
                 found.refusals.append(DEPENDS_ON_ORDER)
             return call(self, tx, args, kwargs)
 
         return call_function
 
-    def refusing_pop(call: Callable[..., Any]) -> Callable[..., Any]:
-        def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def refusing_pop(call: CallMethod) -> CallMethod:
+        def call_method(
+            self: Variable, tx: Translator, name: str, args: Args, kwargs: Kwargs
+        ) -> Variable:
             if name == "pop" and _has_unknown_order(self):
                 found.refusals.append(DEPENDS_ON_ORDER)
             return call(self, tx, name, args, kwargs)
@@ -315,25 +357,29 @@ def _noting_hashes(found: TraceRecord) -> Iterator[Change]:
     function only compares ids. A dict runs `Enum.__hash__` to find a member among its keys. Other
     code in torch and Python can use the user's values, as in `sum(map(hash, names))`.
     """
-    keys: list[Any] = []
+    keys: list[object] = []
     """The keys that a dict or set is hashing now."""
 
-    def note(tx: Any, name: str) -> None:
+    def note(tx: Translator, name: str) -> None:
         is_of_key = bool(keys) and tx.f_code is enum.Enum.__hash__.__code__
         if tx.f_code is not inspect.unwrap.__code__ and not is_of_key:
             why = f"it uses the result of {name}(), which differs in each process"
             found.refusals.append(why)
 
-    def noting_calls(call: Callable[..., Any]) -> Callable[..., Any]:
-        def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    def noting_calls(call: CallBuiltin) -> CallBuiltin:
+        def call_function(
+            self: ModelOfFunction, tx: Translator, args: Args, kwargs: Kwargs
+        ) -> Variable:
             if self.fn is id or (self.fn is hash and not all(map(_has_steady_hash, args))):
                 note(tx, self.fn.__name__)
             return call(self, tx, args, kwargs)
 
         return call_function
 
-    def noting_methods(call: Callable[..., Any]) -> Callable[..., Any]:
-        def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def noting_methods(call: CallMethod) -> CallMethod:
+        def call_method(
+            self: Variable, tx: Translator, name: str, args: Args, kwargs: Kwargs
+        ) -> Variable:
             if name == "__hash__" and not _has_steady_hash(self):
                 note(tx, "hash")
             return call(self, tx, name, args, kwargs)
@@ -345,10 +391,10 @@ def _noting_hashes(found: TraceRecord) -> Iterator[Change]:
     yield Change("HashableTracker.__init__", lambda make_key: _noting_keys(make_key, keys))
 
 
-def _noting_keys(make_key: Callable[..., None], keys: list[Any]) -> Callable[..., None]:
+def _noting_keys(make_key: MakeKey, keys: list[object]) -> MakeKey:
     """Return a function that makes a key of a dict, and has it in `keys` meanwhile."""
 
-    def hash_key(self: Any, key: Any) -> None:
+    def hash_key(self: object, key: Variable) -> None:
         keys.append(key)
         try:
             make_key(self, key)
@@ -358,7 +404,7 @@ def _noting_keys(make_key: Callable[..., None], keys: list[Any]) -> Callable[...
     return hash_key
 
 
-def _has_steady_hash(argument: Any) -> bool:
+def _has_steady_hash(argument: Variable) -> bool:
     if not argument.is_python_constant():
         return False
     return type(argument.as_python_constant()) in (bool, int, float, complex)
@@ -367,9 +413,11 @@ def _has_steady_hash(argument: Any) -> bool:
 def _noting_functions(found: TraceRecord) -> Iterator[Change]:
     """Record the results of `assume_constant_result`, and guard the values read from `os`."""
 
-    def noting(invoke: Callable[..., Any]) -> Callable[..., Any]:
-        def invoke_and_store_as_constant(tx: Any, fn: Any, name: str, *rest: Any) -> Any:
-            def run(*args: Any, **kwargs: Any) -> Any:
+    def noting(invoke: Callable[..., object]) -> Callable[..., object]:
+        def invoke_and_store_as_constant(
+            tx: Translator, fn: Callable[..., object], name: str, *rest: object
+        ) -> object:
+            def run(*args: object, **kwargs: object) -> object:
                 result = fn(*args, **kwargs)
                 if not is_own(fn):
                     found.results.append((fn, args, kwargs, result))
@@ -379,7 +427,7 @@ def _noting_functions(found: TraceRecord) -> Iterator[Change]:
 
         return invoke_and_store_as_constant
 
-    def without_os(is_stdlib: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def without_os(is_stdlib: Callable[[object], bool]) -> Callable[[object], bool]:
         return lambda module: is_stdlib(module) and module is not os
 
     yield Change("invoke_and_store_as_constant", noting)
@@ -392,8 +440,8 @@ def _keeping_precision() -> Iterator[Change]:
     Otherwise, the graph takes them in the default dtype, and reads the wrong bytes (torch 2.13).
     """
 
-    def in_float64(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrap_unspecialized_primitive(self: Any, value: Any) -> Any:
+    def in_float64(original: WrapNumber) -> WrapNumber:
+        def wrap_unspecialized_primitive(self: ModelBuilder, value: object) -> Variable:
             if not dynamo.is_random_source(self.get_source()):
                 return original(self, value)
             dtype = torch.get_default_dtype()
@@ -420,8 +468,8 @@ def _limiting_steps(found: TraceRecord) -> Iterator[Change]:
     the steps.
     """
 
-    def limiting(original: Callable[..., Any]) -> Callable[..., Any]:
-        def go_through(inp: Any, *args: Any, **kwargs: Any) -> Any:
+    def limiting(original: Callable[..., object]) -> Callable[..., object]:
+        def go_through(inp: torch.Tensor, *args: object, **kwargs: object) -> object:
             why = ""
             if inp.device.type != "cpu":
                 why = "on a GPU, where one cuDNN call is faster than a graph of the layer's steps"
@@ -442,7 +490,7 @@ COMPILE_OTHERS = "compile the parts before and after it separately, with serve_w
 """Advice if a part of a model cannot be traced."""
 
 
-def mark_of(value: Any) -> str:
+def mark_of(value: object) -> str:
     """Return the mark that prevents Dynamo from tracing a function, or an empty string.
 
     The marks are the keys of `guard_facts.OPAQUE`.
@@ -465,12 +513,14 @@ def _reading_names() -> Iterator[Change]:
     later need this.
     """
 
-    def reading(read: Callable[..., Any]) -> Callable[..., Any]:
-        def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    def reading(read: CallFunction) -> CallFunction:
+        def call_function(
+            self: Variable, tx: Translator, args: Args, kwargs: Kwargs
+        ) -> Variable | None:
             kind = args[0].value if len(args) > 1 and dynamo.is_object_of_torch(args[0]) else None
             if isinstance(kind, type):
                 name = args[1].as_python_constant()
-                if name in NAMES:
+                if isinstance(name, str) and name in NAMES:
                     return dynamo.constant(getattr(kind, name))
             return read(self, tx, args, kwargs)
 

@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
@@ -25,6 +25,15 @@ from serve_warm.private_apis.patches import Change
 
 if TYPE_CHECKING:
     from serve_warm.precompile.trace.guards import Guard
+    from serve_warm.private_apis.dynamo_objects import (
+        AnswerHasattr,
+        BytecodeInstruction,
+        LoadBuiltin,
+        ModelOfValue,
+        ReadAttribute,
+        Translator,
+        Variable,
+    )
 
 
 class _With:
@@ -34,7 +43,7 @@ class _With:
         for name in names:
             vars(self)[name] = None
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name: str) -> object:
         own = object.__getattribute__(self, "__dict__")
         if name == "__dict__":
             return own
@@ -74,11 +83,11 @@ class _Notes:
         self._refusals = refusals
         self._guard_at = guard_at
 
-    def of_errors(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def of_errors(self, original: ReadAttribute) -> ReadAttribute:
         """Return `original`, a read of an attribute, with a note if it raises AttributeError."""
         missing = dynamo.missing_attribute_class()
 
-        def var_getattr(variable: Any, tx: Any, name: str) -> Any:
+        def var_getattr(variable: Variable, tx: Translator, name: str) -> Variable:
             try:
                 found = original(variable, tx, name)
             except missing:
@@ -95,10 +104,10 @@ class _Notes:
 
         return var_getattr
 
-    def of_answers(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def of_answers(self, original: AnswerHasattr) -> AnswerHasattr:
         """Return `original`, Dynamo's `hasattr`, with a note of each answer."""
 
-        def call_obj_hasattr(variable: Any, tx: Any, name: str) -> Any:
+        def call_obj_hasattr(variable: Variable, tx: Translator, name: str) -> Variable | None:
             answer = original(variable, tx, name)
             if answer is not None and answer.is_python_constant():
                 self._note(variable, tx, name, is_there=bool(answer.as_python_constant()))
@@ -106,10 +115,10 @@ class _Notes:
 
         return call_obj_hasattr
 
-    def of_builtins(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def of_builtins(self, original: LoadBuiltin) -> LoadBuiltin:
         """Return `original`, a read of a built-in name, with a note that no global has the name."""
 
-        def load_builtin(tx: Any, inst: Any) -> None:
+        def load_builtin(tx: Translator, inst: BytecodeInstruction) -> None:
             module = sys.modules.get(str(tx.f_globals.get("__name__")))
             if module is not None and vars(module) is tx.f_globals and _is_of_app(module):
                 place = (module.__name__, "")
@@ -119,7 +128,7 @@ class _Notes:
 
         return load_builtin
 
-    def _note(self, variable: Any, tx: Any, name: str, *, is_there: bool) -> None:
+    def _note(self, variable: Variable, tx: Translator, name: str, *, is_there: bool) -> None:
         if tx.output.side_effects.has_pending_mutation_of_attr(variable, name):
             return  # the trace itself has set or deleted the attribute
         if _answers_otherwise(variable, name, is_there=is_there):
@@ -139,7 +148,7 @@ class _Notes:
         else:
             self._add(place, name, is_there=hasattr(kind, name))
 
-    def _add(self, place: Any, name: str, *, is_there: bool) -> None:
+    def _add(self, place: object, name: str, *, is_there: bool) -> None:
         value = _With(*[name] if is_there else ())
         self._guards.append(self._guard_at(place, kind="HASATTR", value=value, argument=name))
 
@@ -151,7 +160,7 @@ NOT_OWN = "NOT_PRESENT_IN_GENERIC_DICT"
 """Guard on a name that is missing in an object's `__dict__`."""
 
 
-def _falls_back(variable: Any, name: str) -> bool:
+def _falls_back(variable: Variable, name: str) -> TypeGuard[ModelOfValue]:
     """Return whether an object's `__getattr__` was called, because the object lacks the name."""
     value = vars(variable).get("value", _UNKNOWN)
     own = getattr(value, "__dict__", None)
@@ -166,7 +175,7 @@ def _falls_back(variable: Any, name: str) -> bool:
     )
 
 
-def _answers_otherwise(variable: Any, name: str, *, is_there: bool) -> bool:
+def _answers_otherwise(variable: Variable, name: str, *, is_there: bool) -> bool:
     """Return whether Dynamo's answer is about its own model of an object, and not about the object.
 
     Dynamo's bound methods have no `__func__`, for example.
@@ -183,7 +192,7 @@ def _answers_otherwise(variable: Any, name: str, *, is_there: bool) -> bool:
 _UNKNOWN = object()
 
 
-def _is_of_app(found: Any) -> bool:
+def _is_of_app(found: type | types.ModuleType) -> bool:
     if isinstance(found, type):
         return not is_own(found)
     return not is_own_module(found.__name__)

@@ -14,7 +14,7 @@ import enum
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -146,12 +146,12 @@ class _Table:
     globals that belong to no module, such as those of a named tuple's methods."""
     looked_up: Mapping[str, LookedUp] = field(default_factory=dict)
     """Dicts by path. In these dicts, items are found by key; in all other dicts, by index."""
-    keys: Sequence[Any] = ()
+    keys: Sequence[object] = ()
     """`KEYS` of the current path."""
     steps: list[Step] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)
 
-    def row(self, start: int, step: str, argument: Any) -> int:
+    def row(self, start: int, step: str, argument: object) -> int:
         key = repr((start, step, argument))
         if key not in self.rows:
             self.rows[key] = len(self.steps)
@@ -165,7 +165,7 @@ class _Table:
             row = self.row(row, "attribute", part)
         return row
 
-    def read(self, path: str, keys: Sequence[Any]) -> int:
+    def read(self, path: str, keys: Sequence[object]) -> int:
         """Return the row of an expression. The table is unchanged if this raises `NoEntry`."""
         before = len(self.steps)
         self.keys = keys
@@ -233,7 +233,7 @@ class _Table:
             return self.row(self.of(node.func), "weakref", None)
         raise NoEntry(ast.unparse(node))
 
-    def _key(self, node: ast.expr) -> Any:
+    def _key(self, node: ast.expr) -> object:
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "KEYS":
             return self.keys[ast.literal_eval(node.slice)]
         if isinstance(node, ast.Slice):
@@ -263,16 +263,18 @@ def _is_list_of_keys(node: ast.expr) -> bool:
 
 def collect(
     guards: Sequence[Guard],
-    callee: Any,
+    callee: object,
     *,
     names: Mapping[str, tuple[str, str]],
     scopes: Mapping[str, int] | None = None,
-    marked: Callable[[Any], str] = lambda _: "",
-    results: Sequence[tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any]] = (),
+    marked: Callable[[object], str] = lambda _: "",
+    results: Sequence[
+        tuple[Callable[..., object], Sequence[object], Mapping[str, object], object]
+    ] = (),
     lookups: Mapping[str, Lookups] | None = None,
-    returned: Mapping[str, Sequence[Any]] | None = None,
+    returned: Mapping[str, Sequence[object]] | None = None,
     functions: TorchFunctions | None = None,
-    globals_read: Mapping[tuple[str, str], Any] | None = None,
+    globals_read: Mapping[tuple[str, str], object] | None = None,
 ) -> Facts:
     """Convert guards to facts with the same content.
 
@@ -290,9 +292,9 @@ def collect(
     owned = _owners(guards, scopes or {})
     looked_up = only_looked_up(guards, lookups or {})
     table = _Table(roots=names, scopes=owned, looked_up=looked_up)
-    facts: dict[str, tuple[int, str, Any]] = {}
-    objects: dict[int, Any] = {}
-    typed: dict[int, Any] = {}
+    facts: dict[str, tuple[int, str, object]] = {}
+    objects: dict[int, object] = {}
+    typed: dict[int, object] = {}
     by_identity: dict[int, str] = {}
     for guard in _without_parts(guards):
         _refuse_changeable_members(guard.value)
@@ -349,13 +351,14 @@ def conditions_of(guards: Sequence[Guard]) -> list[str]:
     found = []
     for guard in guards:
         argument = ARGUMENT.match(guard.path)
-        if guard.kind == "HASATTR" and argument is not None:
-            there = "" if hasattr(guard.value, guard.argument) else "not "
-            found.append(f"{there}hasattr(L['{argument[1] or argument[2]}'], {guard.argument!r})")
+        name = guard.argument
+        if guard.kind == "HASATTR" and argument is not None and isinstance(name, str):
+            there = "" if hasattr(guard.value, name) else "not "
+            found.append(f"{there}hasattr(L['{argument[1] or argument[2]}'], {name!r})")
     return list(dict.fromkeys(found))
 
 
-def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any]:
+def _fact(guard: Guard, table: _Table) -> tuple[int, str, object]:
     if guard.kind not in FACTS:
         # A guard from a newer torch, or about an object that no entry takes, has no known meaning.
         raise NoEntry(f"{guard.path} has a guard of the unknown kind {guard.kind}")
@@ -375,7 +378,7 @@ def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any]:
         raise NoEntry(f"{text}, {why}. {INSTEAD}") from error
 
 
-def _refuse_changeable_members(value: Any) -> None:
+def _refuse_changeable_members(value: object) -> None:
     """Raise `NoEntry` for an enumeration whose members have values that can change in place.
 
     Dynamo takes the values of members as constants, without a guard.
@@ -395,7 +398,7 @@ def _show(text: str) -> str:
     return excerpt(text, 150)
 
 
-def _expect(guard: Guard) -> tuple[str, Any]:
+def _expect(guard: Guard) -> tuple[str, object]:
     kind = FACTS[guard.kind]
     if kind == "value" and literal(guard.value) is None:
         if not identity(guard.value):
@@ -403,7 +406,7 @@ def _expect(guard: Guard) -> tuple[str, Any]:
         kind = "is"
     if kind == "contains":
         return expect(kind, guard.value, [encode_key(guard.argument), None])
-    if kind == "keys":
+    if kind == "keys" and isinstance(guard.value, Iterable):
         for key in guard.value:
             if literal(key) is None and not identity(key):
                 raise NoEntry(f"a {type(key).__name__} key can be recognized only by identity")
@@ -412,11 +415,11 @@ def _expect(guard: Guard) -> tuple[str, Any]:
 
 def _of_result(
     table: _Table,
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    result: Any,
-) -> tuple[int, str, Any]:
+    fn: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    result: object,
+) -> tuple[int, str, object]:
     """Return a fact that requires a function to return the same result as at the build."""
     place, said = _place(fn), literal(result)
     name = name_of(fn)
@@ -432,7 +435,7 @@ def _of_result(
     return row, "returns", [*call, said]
 
 
-def _of_functions(table: _Table, functions: TorchFunctions) -> Iterator[tuple[int, str, Any]]:
+def _of_functions(table: _Table, functions: TorchFunctions) -> Iterator[tuple[int, str, object]]:
     """Yield facts about the results of functions that ran in the trace, and about torch's names."""
     for place, call, said in functions.results.values():
         fact = ("folded", [*call, said])
@@ -445,15 +448,15 @@ def _of_functions(table: _Table, functions: TorchFunctions) -> Iterator[tuple[in
 
 
 def _of_globals(
-    table: _Table, values: Mapping[tuple[str, str], Any]
-) -> Iterator[tuple[int, str, Any]]:
+    table: _Table, values: Mapping[tuple[str, str], object]
+) -> Iterator[tuple[int, str, object]]:
     for place, value in values.items():
         yield (table.row_of(*place), *expect("value", value, None))
 
 
 def _of_returned(
-    table: _Table, callee: Any, returned: Mapping[str, Sequence[Any]]
-) -> Iterator[tuple[int, str, Any]]:
+    table: _Table, callee: object, returned: Mapping[str, Sequence[object]]
+) -> Iterator[tuple[int, str, object]]:
     """Yield facts about the objects that a plan reads, which Dynamo reads without a guard.
 
     A plan holds plain values itself. It finds all other objects by their paths at each call.
@@ -475,7 +478,7 @@ SCALARS = (bool, int, float, str, type(None))
 """Classes of values that a plan holds itself."""
 
 
-def _place(fn: Any) -> tuple[str, str] | None:
+def _place(fn: Callable[..., object]) -> tuple[str, str] | None:
     """Return the module and qualified name of a function or of its wrapper, such as `lru_cache`."""
     module, name = getattr(fn, "__module__", ""), getattr(fn, "__qualname__", "")
     try:
@@ -520,7 +523,7 @@ def _is_of_parts(guard: Guard, whole: Mapping[str, Any]) -> bool:
     return is_tensor and name in whole[path].__tensor_flatten__()[0]
 
 
-def _add_classes(table: _Table, row: int, value: Any) -> None:
+def _add_classes(table: _Table, row: int, value: object) -> None:
     """Add rows for those classes of an object that only their identity distinguishes."""
     for number, kind in enumerate(type(value).__mro__):
         if is_one_of_many(kind):
@@ -535,13 +538,15 @@ def _row_of_class(table: _Table, row: int, number: int) -> int:
     return table.row(table.row(kind, "attribute", "__mro__"), "item", number)
 
 
-def _of_named(table: _Table, callee: Any, typed: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
+def _of_named(
+    table: _Table, callee: object, typed: Mapping[int, object]
+) -> list[tuple[int, str, object]]:
     steps = tuple(table.steps)
     found = Facts(steps=steps).objects(callee)
     return relate_named(steps, found, typed, lambda row, n: _row_of_class(table, row, n))
 
 
-def _of_modules(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
+def _of_modules(table: _Table, callee: object) -> list[tuple[int, str, object]]:
     """Return facts about the hooks of each module on a path, and about torch's global hooks.
 
     Dynamo does not guard a table of hooks if the table is empty.
@@ -561,7 +566,7 @@ def _of_modules(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
     return [*facts, *of_all]
 
 
-def _of_lookups(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
+def _of_lookups(table: _Table, callee: object) -> list[tuple[int, str, object]]:
     """Return facts that record where attribute lookups ended.
 
     A path is valid only while its lookups end in the same places. In Dynamo's paths,
@@ -571,7 +576,7 @@ def _of_lookups(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
     """
     steps = tuple(table.steps)
     found = Facts(steps=steps).objects(callee)
-    facts: list[tuple[int, str, Any]] = []
+    facts: list[tuple[int, str, object]] = []
     for row, (start, step, argument) in enumerate(steps):
         if step != "item" or start < 0:
             continue
@@ -590,7 +595,7 @@ def _of_lookups(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
     return facts
 
 
-def _of_keys(table: _Table) -> Iterator[tuple[int, str, Any]]:
+def _of_keys(table: _Table) -> Iterator[tuple[int, str, object]]:
     """Yield facts that say whether looked-up dict keys exist."""
     for path, of in table.looked_up.items():
         row = table.read(path, ())
@@ -599,8 +604,8 @@ def _of_keys(table: _Table) -> Iterator[tuple[int, str, Any]]:
 
 
 def _find_hidden(
-    table: _Table, found: Sequence[Any], place: int, key: Any
-) -> Iterator[tuple[int, str, Any]]:
+    table: _Table, found: Sequence[Any], place: int, key: object
+) -> Iterator[tuple[int, str, object]]:
     """Yield facts which say that no earlier class in the MRO defines a name."""
     base, step, name = table.steps[place]
     if (step, name) != ("attribute", "__dict__") or table.steps[base][1] != "item":
@@ -615,7 +620,7 @@ def _find_hidden(
         yield (names, *fact)
 
 
-def _refuse_unsteady(collected: Facts, callee: Any) -> None:
+def _refuse_unsteady(collected: Facts, callee: object) -> None:
     """Raise `NoEntry` if a fact fails although nothing has changed since the fact was made."""
     objects = collected.objects(callee)
     for fact in collected.facts:

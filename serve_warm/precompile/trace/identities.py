@@ -13,7 +13,6 @@ import enum
 import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ MADE_BY_FACTORIES = (type, types.FunctionType, functools.partial, CACHED)
 """Kinds of objects that have a name, which other objects can have too."""
 
 
-def is_one_of_many(value: Any) -> bool:
+def is_one_of_many(value: object) -> bool:
     """Return whether only identity distinguishes `value` from similar objects.
 
     A factory can make several classes and functions with the same name and the same code.
@@ -42,7 +41,7 @@ def is_one_of_many(value: Any) -> bool:
     return literal(value) is None and not identity(value)
 
 
-def find_on_paths(steps: Sequence[Step], callee: Any) -> dict[int, Any]:
+def find_on_paths(steps: Sequence[Step], callee: object) -> dict[int, object]:
     """Return each object on a path, guarded or not, if it might have a second name."""
     found = Facts(steps=tuple(steps)).objects(callee)
     return {
@@ -57,10 +56,10 @@ def find_on_paths(steps: Sequence[Step], callee: Any) -> dict[int, Any]:
 
 def relate_named(
     steps: Sequence[Step],
-    found: Sequence[Any],
-    typed: Mapping[int, Any],
+    found: Sequence[object],
+    typed: Mapping[int, object],
     row_of_class: Callable[[int, int], int],
-) -> list[tuple[int, str, Any]]:
+) -> list[tuple[int, str, object]]:
     """Return facts about classes and functions of the application that a module has by name.
 
     If the module is loaded again, the name leads to a new class or function, with the same name and
@@ -68,8 +67,8 @@ def relate_named(
     has the objects whose class is guarded, and `row_of_class(row, n)` returns a row for the n-th
     class in the MRO of an object.
     """
-    groups: dict[str, dict[int, Any]] = {}
-    members = {}
+    groups: dict[str, dict[int, object]] = {}
+    members: dict[int, object] = {}
     for row, value in enumerate(found):
         if _is_direct(steps, row) and _is_of_app(value):
             groups.setdefault(name_of(value), {})[row] = value
@@ -95,17 +94,17 @@ def _is_direct(steps: Sequence[Step], row: int) -> bool:
     return True
 
 
-def _is_of_app(value: Any) -> bool:
+def _is_of_app(value: object) -> bool:
     return isinstance(value, (type, types.FunctionType)) and not is_own(value)
 
 
-def partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
+def partition(objects: Mapping[int, object]) -> list[tuple[int, str, object]]:
     """Return facts that say which rows refer to the same object, and which to different objects.
 
     Dynamo does not check that two objects are different, or that two names share a list.
     """
     first: dict[int, int] = {}
-    facts: list[tuple[int, str, Any]] = []
+    facts: list[tuple[int, str, object]] = []
     for row, value in objects.items():
         before = first.setdefault(id(value), row)
         if before != row:
@@ -115,7 +114,7 @@ def partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
 
 
 def refuse_bare_identity(
-    collected: Facts, by_identity: Mapping[int, str], objects: Mapping[int, Any]
+    collected: Facts, by_identity: Mapping[int, str], objects: Mapping[int, object]
 ) -> None:
     """Raise `NoEntry` for an object that is guarded only by its identity.
 

@@ -14,12 +14,15 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from serve_warm.precompile.facts.names import is_own, is_own_module
 from serve_warm.precompile.trace.subclass_hooks import Dispatched, is_of_torch, recording
 from serve_warm.private_apis import inductor
 from serve_warm.private_apis.patches import Change
+
+if TYPE_CHECKING:
+    import torch
 
 BUILT_IN = ("aten", "prim", "prims", "quantized", "inductor", "higher_order")
 """Namespaces of torch's own operators."""
@@ -28,8 +31,8 @@ BUILT_IN = ("aten", "prim", "prims", "quantized", "inductor", "higher_order")
 def noting_kernels(found: Dispatched) -> Iterator[Change]:
     """Record the code that runs for the custom operators of a graph, and the code registered."""
 
-    def noting(run: Callable[..., Any]) -> Callable[..., Any]:
-        def run_node(tracer: Any, node: Any, *args: Any) -> Any:
+    def noting(run: Callable[..., object]) -> Callable[..., object]:
+        def run_node(tracer: object, node: torch.fx.Node, *args: object) -> object:
             if node.op != "call_function" or not _is_custom(node.target):
                 return run(tracer, node, *args)
             for function in inductor.registered_for(node.target):
@@ -48,14 +51,14 @@ def add_code_of_inductor(found: Dispatched) -> None:
         add_code(function, found)
 
 
-def _is_custom(target: Any) -> bool:
+def _is_custom(target: object) -> bool:
     namespace = inductor.namespace_of(target)
     return namespace is not None and namespace not in BUILT_IN
 
 
-def add_code(found: Any, into: Dispatched) -> None:
+def add_code(found: object, into: Dispatched) -> None:
     """Add the code of a function of the application, and of the functions that it names."""
-    queue = [found]
+    queue: list[object] = [found]
     seen: set[int] = set()
     while queue:
         value = queue.pop()
@@ -75,9 +78,9 @@ def add_code(found: Any, into: Dispatched) -> None:
             queue.append(type(value))
 
 
-def _names_in(function: types.FunctionType, into: Dispatched) -> list[Any]:
+def _names_in(function: types.FunctionType, into: Dispatched) -> list[object]:
     """Return what a function wraps, closes over and names, and add its code."""
-    more: list[Any] = [getattr(function, "__wrapped__", None)]
+    more: list[object] = [getattr(function, "__wrapped__", None)]
     for cell in function.__closure__ or ():
         try:
             value = cell.cell_contents

@@ -17,6 +17,7 @@ from serve_warm.private_apis.patches import Change
 
 if TYPE_CHECKING:
     from serve_warm.precompile.trace.guards import Guard
+    from serve_warm.private_apis.dynamo_objects import Translator, Variable
 
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 """The address of an object in its text."""
@@ -41,7 +42,7 @@ def noting_texts(
     process is added to `refusals`.
     """
 
-    def note(variable: Any, text: Any) -> Any:
+    def note(variable: Variable, text: Variable | None) -> Variable | None:
         value = vars(variable).get("value")
         kind: Any = type(value)
         if kind.__str__ is not object.__str__ or text is None or not text.is_python_constant():
@@ -52,8 +53,8 @@ def noting_texts(
             guards.append(guard_at(variable.source, kind="TEXT", value=value))
         return text
 
-    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
-        def text_of(self: Any, tx: Any, *args: Any) -> Any:
+    def noting(original: Callable[..., Variable | None]) -> Callable[..., Variable | None]:
+        def text_of(self: Variable, tx: Translator, *args: Variable) -> Variable | None:
             owner = args[0] if args else self
             _guard_items(owner)
             return note(owner, original(self, tx, *args))
@@ -64,7 +65,7 @@ def noting_texts(
         yield Change(name, noting)
 
 
-def _guard_items(variable: Any) -> None:
+def _guard_items(variable: Variable) -> None:
     """Make Dynamo guard all items of a dict, whose text it takes without guards."""
     if dynamo.is_dict(variable) and variable.source is not None:
         variable.install_dict_keys_match_guard()

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.trace.guards import path_of
 from serve_warm.private_apis import dynamo
 from serve_warm.private_apis.patches import Change, replaced
+
+if TYPE_CHECKING:
+    from serve_warm.private_apis.dynamo_objects import SideEffects, Variable
 
 
 @contextlib.contextmanager
@@ -38,8 +41,8 @@ _open: list[dict[str, Sequence[str]]] = []
 the first trace. Only one thread builds at a time."""
 
 
-def _noting(write: Callable[..., Any]) -> Callable[..., Any]:
-    def codegen_update_mutated(effects: Any, *args: Any, **kwargs: Any) -> Any:
+def _noting(write: Callable[..., object]) -> Callable[..., object]:
+    def codegen_update_mutated(effects: SideEffects, *args: object, **kwargs: object) -> object:
         for variable in dynamo.changed_variables(effects):
             if not dynamo.is_made_by_trace(variable) and not _ends_as_it_was(effects, variable):
                 name = path_of(variable.source) or type(variable).__name__
@@ -50,13 +53,13 @@ def _noting(write: Callable[..., Any]) -> Callable[..., Any]:
     return codegen_update_mutated
 
 
-def _assigned_names(effects: Any, variable: Any) -> Sequence[str]:
+def _assigned_names(effects: SideEffects, variable: Variable) -> Sequence[str]:
     if not dynamo.is_object_of_user(variable) or _holds_others(effects, variable):
         return ()
     return list(map(str, effects.store_attr_mutations.get(variable, {})))
 
 
-def _ends_as_it_was(effects: Any, variable: Any) -> bool:
+def _ends_as_it_was(effects: SideEffects, variable: Variable) -> bool:
     """Return whether an object has its original attributes again at the end, as after a reset.
 
     transformers sets and resets attributes around each forward (`CompileableContextVar`, 5.23).
@@ -72,7 +75,7 @@ def _ends_as_it_was(effects: Any, variable: Any) -> bool:
     )
 
 
-def _holds_others(effects: Any, variable: Any) -> bool:
+def _holds_others(effects: SideEffects, variable: Variable) -> bool:
     """Return whether something besides the attributes of an object changed, such as list items.
 
     Up to 2.14, Dynamo's variable has a method for this check, with different names in 2.11 and
@@ -85,27 +88,27 @@ def _holds_others(effects: Any, variable: Any) -> bool:
     return bool(getattr(variable.mutation_type, "is_modified", False))
 
 
-def _same(variable: Any, value: object) -> bool:
+def _same(variable: Variable, value: object) -> bool:
     """Return whether a constant equals `value`; always False except for None, bool, int and str."""
     constant = variable.as_python_constant()
     plain = type(value) in (type(None), bool, int, str) and type(constant) is type(value)
     return plain and constant == value
 
 
-def callable_once(run: Callable[..., Any]) -> Any:
+def callable_once(run: Callable[..., object]) -> Callable[..., object]:
     """Wrap `run` in the kind of object that a backend must return. It is never saved."""
     base: Any = dynamo.answer_of_backend()
 
     class Once(base):  # type: ignore[misc]
-        def __call__(self, *inputs: Any) -> Any:
+        def __call__(self, *inputs: object) -> object:
             return run(*inputs)
 
         @classmethod
-        def serialize_compile_artifacts(cls, fn: Any) -> bytes:
+        def serialize_compile_artifacts(cls, fn: object) -> bytes:
             raise NoEntry(f"torch tried to save a graph that was only traced: {fn!r}")
 
         @classmethod
-        def deserialize_compile_artifacts(cls, data: bytes) -> Any:
+        def deserialize_compile_artifacts(cls, data: bytes) -> object:
             raise NoEntry(f"torch tried to load a graph that was only traced: {len(data)} bytes")
 
     return Once()

@@ -17,7 +17,6 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -41,14 +40,14 @@ class Dispatched:
     These are hooks of tensor subclasses, and kernels of custom operators (`kernel_code`).
     """
 
-    codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
+    codes: dict[types.CodeType, dict[str, object]] = field(default_factory=dict)
     """Maps the code of each function to the function's globals."""
 
     def modules(self) -> set[str]:
         """Return the names of the functions' modules."""
         return {str(space.get("__name__")) for space in self.codes.values()}
 
-    def globals_read(self) -> dict[tuple[str, str], Any]:
+    def globals_read(self) -> dict[tuple[str, str], object]:
         """Return the plain values that these functions might read, by module and name.
 
         These values are globals, and values that a function reads from another module.
@@ -56,7 +55,7 @@ class Dispatched:
         Raises:
             NoEntry: a function belongs to an earlier copy of a module that was loaded again.
         """
-        found: dict[tuple[str, str], Any] = {}
+        found: dict[tuple[str, str], object] = {}
         for code, space in self.codes.items():
             module = sys.modules.get(str(space.get("__name__")))
             if code.co_names and module is not None and vars(module) is not space:
@@ -83,7 +82,7 @@ def _written_globals(code: types.CodeType) -> set[str]:
     return {str(each.argval) for each in found if each.opname == "STORE_GLOBAL"}
 
 
-def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:
+def _plain(space: dict[str, object], name: str) -> dict[tuple[str, str], object]:
     """Return a dict from module and name to a global's value; empty if the value is not plain."""
     value, module = space.get(name), str(space.get("__name__"))
     is_of_module = vars(sys.modules.get(module, types)) is space
@@ -95,10 +94,10 @@ def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:
 def noting_dispatch(found: Dispatched) -> Iterator[Change]:
     """Record which functions run in the hooks of tensor subclasses."""
 
-    def noting(hook: Any) -> Any:
+    def noting(hook: types.MethodType) -> object:
         run = hook.__func__  # a subclass can call the hook with its own class
 
-        def dispatch(cls: type, *args: Any, **kwargs: Any) -> Any:
+        def dispatch(cls: type, /, *args: object, **kwargs: object) -> object:
             with recording(found):
                 return run(cls, *args, **kwargs)
 
@@ -109,8 +108,8 @@ def noting_dispatch(found: Dispatched) -> Iterator[Change]:
             yield Change(f"*.{name}", noting, kind)
 
 
-def _subclasses(kind: type) -> Iterator[Any]:
-    subclasses: list[Any] = type.__subclasses__(kind)
+def _subclasses(kind: type) -> Iterator[type]:
+    subclasses: list[type] = type.__subclasses__(kind)
     for each in subclasses:
         yield each
         yield from _subclasses(each)
@@ -139,7 +138,7 @@ def recording(found: Dispatched) -> Iterator[None]:
     """Record the functions of the application that run in the block."""
     before = sys.getprofile()
 
-    def note(frame: types.FrameType, event: str, _: Any) -> None:
+    def note(frame: types.FrameType, event: str, _: object) -> None:
         module = str(frame.f_globals.get("__name__"))
         if event == "call" and not is_own_module(module) and not is_of_torch(module):
             found.codes.setdefault(frame.f_code, frame.f_globals)

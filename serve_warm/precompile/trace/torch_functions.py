@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,16 @@ from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import encode_key
 from serve_warm.private_apis import dynamo, inductor
 from serve_warm.private_apis.patches import Change
+
+if TYPE_CHECKING:
+    from serve_warm.private_apis.dynamo_objects import (
+        Args,
+        CallTorchFunction,
+        Kwargs,
+        ModelOfTorchFunction,
+        Translator,
+        Variable,
+    )
 
 Place = tuple[str, str]
 """A module, and the qualified name of an object in it."""
@@ -53,9 +63,9 @@ CHECKED_EACH_CALL = frozenset(
 class TorchFunctions:
     """The functions of torch that one trace ran or called."""
 
-    results: dict[str, tuple[Place, list[Any], str]] = field(default_factory=dict)
+    results: dict[str, tuple[Place, list[object], str]] = field(default_factory=dict)
     """The functions that ran: place, encoded arguments, and result as text."""
-    called: dict[Place, Any] = field(default_factory=dict)
+    called: dict[Place, object] = field(default_factory=dict)
     """The functions and tensor methods in the graph, by place."""
 
 
@@ -63,8 +73,10 @@ def noting_torch_functions(found: TorchFunctions) -> Iterator[Change]:
     """Record the functions that a trace runs, and those that it puts into its graph."""
     about_tracing = dynamo.functions_about_tracing()  # their results hold for each trace
 
-    def noting_results(call: Callable[..., Any]) -> Callable[..., Any]:
-        def call_function(self: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    def noting_results(call: CallTorchFunction) -> CallTorchFunction:
+        def call_function(
+            self: ModelOfTorchFunction, tx: Translator, args: Args, kwargs: Kwargs
+        ) -> Variable | None:
             result = call(self, tx, args, kwargs)
             if self.value not in about_tracing:
                 _note_result(found, self.value, args, kwargs, result)
@@ -72,8 +84,10 @@ def noting_torch_functions(found: TorchFunctions) -> Iterator[Change]:
 
         return call_function
 
-    def noting_calls(create: Callable[..., Any]) -> Callable[..., Any]:
-        def create_proxy(self: Any, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def noting_calls(create: Callable[..., object]) -> Callable[..., object]:
+        def create_proxy(
+            self: object, kind: str, target: Any, *args: Any, **kwargs: object
+        ) -> object:
             if kind == "call_method":
                 _note_method(found, target)
             elif target is getattr and args and len(args[0]) > 1:
@@ -90,10 +104,10 @@ def noting_torch_functions(found: TorchFunctions) -> Iterator[Change]:
 
 def _note_result(
     found: TorchFunctions,
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    result: Any,
+    function: Callable[..., object],
+    args: Args,
+    kwargs: Kwargs,
+    result: Variable | None,
 ) -> None:
     name = getattr(function, "__name__", "")
     if name in STEADY | CHECKED_EACH_CALL or result is None or not result.is_python_constant():
@@ -105,7 +119,7 @@ def _note_result(
     if said is None or place is None:
         return
     try:
-        call = [
+        call: list[object] = [
             [encode_key(each.as_python_constant()) for each in args],
             {key: encode_key(each.as_python_constant()) for key, each in kwargs.items()},
         ]
@@ -114,7 +128,7 @@ def _note_result(
     found.results[repr((place, call))] = (place, call, said)
 
 
-def _note_function(found: TorchFunctions, function: Any) -> None:
+def _note_function(found: TorchFunctions, function: object) -> None:
     name = getattr(function, "__name__", "")
     if getattr(operator, name, None) is function:
         for form in (f"__{name.strip('_')}__", f"__r{name.strip('_')}__"):
@@ -133,7 +147,7 @@ def _note_method(found: TorchFunctions, name: str) -> None:
         found.called["torch", f"Tensor.{name}"] = method
 
 
-def _place(function: Any) -> Place | None:
+def _place(function: object) -> Place | None:
     name = getattr(function, "__name__", "")
     if name and getattr(torch, name, None) is function:
         return "torch", name
