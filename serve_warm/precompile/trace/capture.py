@@ -16,7 +16,7 @@ import contextlib
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,16 +36,19 @@ from serve_warm.precompile.trace.kernel_code import add_code_of_inductor
 from serve_warm.precompile.trace.subclass_hooks import has_own_hooks
 from serve_warm.private_apis import dynamo
 
+if TYPE_CHECKING:
+    from serve_warm.private_apis.dynamo_objects import CompiledEntry, GuardEntry
+
 OWN_SOURCES = ("torch", "builtins", "serve_warm")
 """Packages whose code is not hashed: the fingerprint already contains their versions and builds.
 serve_warm's own code is not part of a graph."""
 
 
 def capture(
-    function: Callable[..., Any],
-    callee: Any,
-    tensors: Sequence[Any],
-    arguments: Mapping[str, Any],
+    function: Callable[..., object],
+    callee: object,
+    tensors: Sequence[torch.Tensor],
+    arguments: Mapping[str, object],
     *,
     has_plan: bool = False,
 ) -> Captured:
@@ -57,7 +60,7 @@ def capture(
     Does not convert torch's exceptions, so call this function inside `as_reasons()`.
     """
 
-    def trace(settings: Mapping[str, Any], into: set_orders.Orders) -> tuple[Captured, bool]:
+    def trace(settings: Mapping[str, object], into: set_orders.Orders) -> tuple[Captured, bool]:
         return _restarting(lambda: _capture(function, callee, tensors, settings, into, has_plan))
 
     orders = set_orders.Orders()
@@ -72,7 +75,7 @@ def capture(
     if not orders.sets:
         return captured
 
-    def trace_again(backend: Any, others: set_orders.Orders) -> Captured:
+    def trace_again(backend: Callable[..., object], others: set_orders.Orders) -> Captured:
         return trace({"backend": backend, "dynamic": arguments.get("dynamic")}, others)[0]
 
     return set_orders.join_orders(captured, orders, trace_again, callee, tensors)
@@ -100,10 +103,10 @@ def _restarting(ask: Callable[[], tuple[Captured, bool]]) -> tuple[Captured, boo
 
 
 def _capture(  # noqa: PLR0917 - each is a part of one call
-    function: Callable[..., Any],
-    callee: Any,
-    tensors: Sequence[Any],
-    arguments: Mapping[str, Any],
+    function: Callable[..., object],
+    callee: object,
+    tensors: Sequence[torch.Tensor],
+    arguments: Mapping[str, object],
     orders: set_orders.Orders,
     has_plan: bool,  # noqa: FBT001 - passed on by `capture`
 ) -> tuple[Captured, bool]:
@@ -111,7 +114,7 @@ def _capture(  # noqa: PLR0917 - each is a part of one call
     guards: list[Guard] = []
     conditions: list[str] = []
 
-    def take_all(entries: Sequence[Any]) -> list[bool]:
+    def take_all(entries: Sequence[GuardEntry]) -> list[bool]:
         # torch calls this function once with all guards, while their objects still exist. The
         # result drops every guard.
         guards.extend(map(guard_from, entries))
@@ -127,7 +130,7 @@ def _capture(  # noqa: PLR0917 - each is a part of one call
         settings = _with_filter({**arguments, "fullgraph": True}, take_all)
         compiled: Any = torch.compile(function, **settings)
         try:
-            entry = compiled.aot_compile(((callee, *tensors), {}))
+            entry: CompiledEntry = compiled.aot_compile(((callee, *tensors), {}))
         except FAILURES as error:
             if unguarded.refusals:  # the trace may fail for this reason
                 raise NoEntry(unguarded.refusals[0]) from error
@@ -160,7 +163,7 @@ def _capture(  # noqa: PLR0917 - each is a part of one call
     return captured, has_hooks or not needs_code
 
 
-def _aliases(entry: Any) -> dict[str, tuple[str, str]]:
+def _aliases(entry: CompiledEntry) -> dict[str, tuple[str, str]]:
     """Return the module and qualified name of each object in the globals of compiled code."""
     found = {alias: (name, "") for alias, name in dynamo.imports_of(entry).items()}
     for alias, value in entry.fn.__globals__.items():
@@ -169,7 +172,7 @@ def _aliases(entry: Any) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _settings_at_load(arguments: Mapping[str, Any]) -> Plan:
+def _settings_at_load(arguments: Mapping[str, object]) -> Plan:
     """Return the CUDA-graph setting if it is on; an entry itself does not store this setting.
 
     torch (2.11 to 2.13) reads this setting each time it assembles a loaded entry
@@ -186,13 +189,15 @@ def _settings_of_trace() -> Iterator[None]:
         yield
 
 
-def _with_filter(arguments: Mapping[str, Any], take_all: Callable[..., Any]) -> dict[str, Any]:
+def _with_filter(
+    arguments: Mapping[str, object], take_all: Callable[[Sequence[GuardEntry]], list[bool]]
+) -> dict[str, Any]:
     """Replace `mode` with the options of that mode, then add a guard filter to `options`."""
     given = {k: v for k, v in arguments.items() if k not in ("mode", "options", "recompile_limit")}
     return {**given, "options": {**options_of(arguments), "guard_filter_fn": take_all}}
 
 
-def _numbers(entry: Any) -> Plan:
+def _numbers(entry: CompiledEntry) -> Plan:
     """Return the numbers that a call draws from Python's `random` module."""
     names = dynamo.external_references(entry)
     found = {name: read_draws(entry.fn.__globals__.get(name)) for name in sorted(names)}
@@ -200,7 +205,7 @@ def _numbers(entry: Any) -> Plan:
     return {"numbers": numbers} if numbers else {}
 
 
-def _sources(entry: Any, more: Collection[str]) -> dict[str, str]:
+def _sources(entry: CompiledEntry, more: Collection[str]) -> dict[str, str]:
     """Return digests of the files that contain the graph's code, except torch's and Python's files.
 
     `more` names other modules whose code is in the graph.

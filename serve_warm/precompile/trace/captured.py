@@ -6,18 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from serve_warm._records import record
 from serve_warm.precompile.facts import table as facts
 from serve_warm.precompile.facts.plan import Plan
+
+if TYPE_CHECKING:
+    from serve_warm.private_apis.dynamo_objects import CompiledEntry
 
 
 @record(frozen=True, kw_only=True)
 class CompiledCall:
     """Code for one call: the bytes for an artifact, and the function to call now."""
 
-    fn: Callable[..., Any]
+    fn: Callable[..., object]
     """Function that takes the callee, then the tensors. The function first checks all tensors that
     the graph reads, including weights. If a tensor has different properties than in the first run,
     the function raises `NoEntry` and computes nothing."""
@@ -41,7 +44,7 @@ class CompiledCall:
 class Captured:
     """Dynamo's result for one function: a graph compiled by a backend, and the code around it."""
 
-    entry: Any
+    entry: CompiledEntry
     """torch's own object. Its `fn` is the bytecode around the graph, without any checks."""
     facts: facts.Facts
     conditions: Sequence[str]

@@ -18,17 +18,17 @@ from serve_warm.precompile.facts.tensor_parts import has_parts, part_names, plai
 from serve_warm.private_apis.inductor import leaves_of
 
 
-def fake_of(node: Any) -> Any:
+def fake_of(node: torch.fx.Node) -> Any:
     """Return the tensor or size that represented an input while Dynamo was tracing."""
     return node.meta["example_value"]
 
 
-def inputs_of(graph: Any) -> list[Any]:
+def inputs_of(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
     """Return the nodes of a graph's inputs."""
     return [node for node in graph.graph.nodes if node.op == "placeholder"]
 
 
-def read_sizes(graph: Any) -> None:
+def read_sizes(graph: torch.fx.GraphModule) -> None:
     """Make a graph read its sizes from its tensors, because AOTInductor accepts only tensors."""
     inputs = inputs_of(graph)
     tensors = [node for node in inputs if isinstance(fake_of(node), torch.Tensor)]
@@ -53,7 +53,9 @@ def read_sizes(graph: Any) -> None:
     graph.recompile()
 
 
-def take_parts(graph: Any, sources: Sequence[str]) -> tuple[Any, list[str]]:
+def take_parts(
+    graph: torch.fx.GraphModule, sources: Sequence[str]
+) -> tuple[torch.fx.GraphModule, list[str]]:
     """Return a graph that takes the parts of composite tensors, and the sources of the parts.
 
     Raises:
@@ -71,7 +73,7 @@ def take_parts(graph: Any, sources: Sequence[str]) -> tuple[Any, list[str]]:
     parts = [plain_parts(fake) for fake in fakes]
     flat: list[Any] = [part for each in parts for part in each]
 
-    def run(*given: Any) -> Any:
+    def run(*given: torch.Tensor) -> object:
         left = iter(given)
         wholes = [
             with_parts(fake, [next(left) for _ in each])

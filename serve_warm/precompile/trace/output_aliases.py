@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ from serve_warm.private_apis import dynamo
 from serve_warm.private_apis.patches import Change, replaced
 
 
-def find_aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
+def find_aliases(outputs: Sequence[object], inputs: Sequence[torch.Tensor]) -> list[str]:
     """Describe which tensor shares each output's memory, and the output's offset and strides.
 
     The text is empty for an output that shares no memory with an input or an earlier output.
@@ -67,13 +66,13 @@ def refuse_lost_inputs(eager: Sequence[str], ours: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def noting_graphs() -> Iterator[list[Any]]:
+def noting_graphs() -> Iterator[list[torch.fx.GraphModule]]:
     """Yield a list that gets a copy of each graph that Dynamo passes to Inductor in the block."""
-    graphs: list[Any] = []
+    graphs: list[torch.fx.GraphModule] = []
     is_inside = False
 
-    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
-        def compile_fx(graph: Any, *args: Any, **kwargs: Any) -> Any:
+    def noting(original: Callable[..., object]) -> Callable[..., object]:
+        def compile_fx(graph: torch.fx.GraphModule, *args: object, **kwargs: object) -> object:
             nonlocal is_inside
             if is_inside:  # torch's function calls itself with a changed graph
                 return original(graph, *args, **kwargs)
@@ -92,7 +91,7 @@ def noting_graphs() -> Iterator[list[Any]]:
 
 
 def find_outputs_to_copy(
-    graph: Callable[..., Any], args: Sequence[Any], outputs: Sequence[Any]
+    graph: Callable[..., Sequence[object]], args: Sequence[object], outputs: Sequence[object]
 ) -> list[int]:
     """Return the outputs that a level-2 entry must copy, from one run of its compiled code.
 
@@ -113,7 +112,7 @@ def find_outputs_to_copy(
     return outputs_to_copy(eager, ours)
 
 
-def _plain_tensors(args: Sequence[Any]) -> list[Any]:
+def _plain_tensors(args: Sequence[object]) -> list[torch.Tensor]:
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     return [part for tensor in tensors for part in plain_parts(tensor)]
 

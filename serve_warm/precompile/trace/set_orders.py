@@ -34,8 +34,9 @@ from serve_warm.private_apis.torch_c import schema_of
 
 if TYPE_CHECKING:
     from serve_warm.precompile.trace.captured import Captured
+    from serve_warm.private_apis.dynamo_objects import ModelOfSet, Translator
 
-Arrange = Callable[[Sequence[Any], int], Sequence[Any]]
+Arrange = Callable[[Sequence[object], int], Sequence[object]]
 """Returns the items of a set in a new order. The number identifies the set within the call."""
 
 
@@ -48,14 +49,14 @@ class Orders:
         """Number of sets in the last attempt to trace."""
         self.largest = 0
         """Number of items of the largest set."""
-        self._attempt: Any = None
-        self._arranged: dict[int, tuple[Any, frozenset[Any]]] = {}
+        self._attempt: object = None
+        self._arranged: dict[int, tuple[ModelOfSet, frozenset[object]]] = {}
         """The sets that were already reordered, with their items. A set keeps its order until its
         items change."""
 
-    def begin(self, variable: Any, tx: Any) -> None:
+    def begin(self, variable: ModelOfSet, tx: Translator) -> None:
         """Set the order of one of Dynamo's sets, before an iteration over the set."""
-        items: dict[Any, Any] = variable.items
+        items = variable.items
         if len(items) < 2:
             return
         if tx.output is not self._attempt:  # Dynamo started again
@@ -91,12 +92,12 @@ def arrangements(sets: int, largest: int) -> Iterator[Arrange]:
         yield lambda items, number, seed=seed: _shuffle(items, f"{seed} {number}")  # type: ignore[misc]
 
 
-def _rotate(items: Sequence[Any], number: int) -> Sequence[Any]:
+def _rotate(items: Sequence[object], number: int) -> Sequence[object]:
     by = 1 + number % (len(items) - 1)
     return [*items[by:], *items[:by]]
 
 
-def _shuffle(items: Sequence[Any], seed: str) -> Sequence[Any]:
+def _shuffle(items: Sequence[object], seed: str) -> Sequence[object]:
     shuffled = list(items)
     random.Random(seed).shuffle(shuffled)  # noqa: S311 - orders only
     return shuffled
@@ -116,12 +117,16 @@ class Computed:
     """All expressions in their order, if the order may matter."""
 
 
-Trace = Callable[[Callable[..., Any], Orders], "Captured"]
+Trace = Callable[[Callable[..., object], Orders], "Captured"]
 """Traces the call with the given backend, and with the given orders of its sets."""
 
 
 def join_orders(
-    first: Captured, orders: Orders, trace: Trace, callee: Any, tensors: Sequence[Any]
+    first: Captured,
+    orders: Orders,
+    trace: Trace,
+    callee: object,
+    tensors: Sequence[torch.Tensor],
 ) -> Captured:
     """Trace again with the sets in new orders; return `first` with the facts of all traces.
 
@@ -144,7 +149,7 @@ def join_orders(
 
 
 def _compute(
-    trace: Trace, orders: Orders, callee: Any, tensors: Sequence[Any]
+    trace: Trace, orders: Orders, callee: object, tensors: Sequence[torch.Tensor]
 ) -> tuple[Computed, Captured]:
     backend = _Backend()
     with side_effects() as changes:
@@ -158,22 +163,26 @@ class _Backend:
     """A Dynamo backend that reads a graph and runs the graph eagerly."""
 
     def __init__(self) -> None:
-        self._graph: Any = None
+        self._graph: torch.fx.GraphModule
+        """The graph that `take` has received."""
         self._known: dict[int, str] = {}
         """The expression for each tensor of a run, by the tensor's id."""
-        self._outputs: list[Any] = []
+        self._outputs: list[object] = []
         self._keys: list[str] = []
         self._written: list[str] = []
         self._in_order: list[str] = []
 
-    def take(self, graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
+    def take(
+        self, graph: torch.fx.GraphModule, inputs: Sequence[object], **_: object
+    ) -> Callable[..., object]:
         """Receive a graph from Dynamo, and read its functional form (no in-place operations)."""
         sources = list(map(source_of, inputs_of(graph)))
 
-        def read(functional: Any, _: Sequence[Any]) -> Any:
+        def read(functional: torch.fx.GraphModule, _: Sequence[object]) -> torch.fx.GraphModule:
             keys, nodes, keeps_order = _read(functional, sources)
             self._in_order = nodes if keeps_order else []
-            count = len(graph.graph.output_node().args[0])
+            returned: Any = graph.graph.output_node().args[0]
+            count = len(returned)
             self._written = keys[: len(keys) - count]
             self._keys = keys[len(keys) - count :]
             return functional
@@ -182,7 +191,7 @@ class _Backend:
         self._graph = graph
         return callable_once(self._run)
 
-    def _run(self, *inputs: Any) -> Any:
+    def _run(self, *inputs: object) -> list[object]:
         given = [value for value in inputs if isinstance(value, torch.Tensor)]
         by_id = dict(zip(map(id, given), copy_tensors(given, inference=False), strict=True))
         with torch.random.fork_rng(devices=sorted({t.device for t in given if t.is_cuda}, key=str)):
@@ -192,11 +201,13 @@ class _Backend:
         self._known = dict(zip(map(id, self._outputs), self._keys, strict=True))
         return self._outputs
 
-    def compute(self, captured: Captured, callee: Any, tensors: Sequence[Any]) -> Computed:
+    def compute(
+        self, captured: Captured, callee: object, tensors: Sequence[torch.Tensor]
+    ) -> Computed:
         """Run the code around the graph, and return what the call computes."""
         given = copy_tensors(tensors)
         arguments = {id(tensor): f"argument {number}" for number, tensor in enumerate(given)}
-        found: list[Any] = []
+        found: list[torch.Tensor] = []
         returned = describe_result(captured.entry.fn(callee, *given), found)
         known = {**self._known, **arguments}
         return Computed(
@@ -208,7 +219,7 @@ class _Backend:
         )
 
 
-def _read(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str], bool]:
+def _read(graph: torch.fx.GraphModule, sources: Sequence[str]) -> tuple[list[str], list[str], bool]:
     """Return the expressions of the outputs and of all nodes, and whether their order can matter.
 
     A graph inside the graph, such as a branch of `torch.cond`, is a part of an expression.
@@ -216,7 +227,7 @@ def _read(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str], boo
     Raises:
         NoEntry: an expression cannot be compared.
     """
-    keys: dict[Any, str] = {}
+    keys: dict[torch.fx.Node, str] = {}
     left, drawn, keeps_order = list(sources), "", False
     outputs: list[str] = []
     for node in graph.graph.nodes:
@@ -225,7 +236,7 @@ def _read(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str], boo
                 raise NoEntry(DEPENDS_ON_ORDER)
             keys[node] = _digest("input", left.pop(0))
         elif node.op == "get_attr":
-            value = getattr(graph, node.target)
+            value = getattr(graph, str(node.target))
             if isinstance(value, torch.fx.GraphModule):
                 keys[node], keeps_inner_order = _read_inner(value)
                 keeps_order |= keeps_inner_order
@@ -251,7 +262,7 @@ def _read(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str], boo
     return outputs, [*keys.values()], keeps_order
 
 
-def _read_inner(graph: Any) -> tuple[str, bool]:
+def _read_inner(graph: torch.fx.GraphModule) -> tuple[str, bool]:
     """Return the expression of a graph inside a graph, and whether the order of its nodes matters.
 
     The order matters if the inner graph draws random numbers, because each call draws new numbers.
@@ -262,11 +273,11 @@ def _read_inner(graph: Any) -> tuple[str, bool]:
     return _digest("graph", *outputs, *(nodes if keeps_order else ())), keeps_order
 
 
-def _draws(node: Any) -> bool:
+def _draws(node: torch.fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def _is_pure(target: Any) -> bool:
+def _is_pure(target: object) -> bool:
     """Return whether a function without a schema computes the same result in any order of calls."""
     if inductor.is_higher_order(target):
         return str(target) in CONTROL_FLOW  # the graphs inside are read separately
@@ -280,7 +291,7 @@ CONTROL_FLOW = (
 """Operators that run graphs inside the graph and change nothing by themselves (torch 2.13)."""
 
 
-def _constant(value: Any) -> str:
+def _constant(value: object) -> str:
     if not isinstance(value, torch.Tensor) or inductor.is_fake(value):
         raise NoEntry(DEPENDS_ON_ORDER)  # there are no numbers to compare
     with inductor.with_real_tensors():  # torch is tracing, and the constant is a real tensor
@@ -288,7 +299,7 @@ def _constant(value: Any) -> str:
     return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"
 
 
-def _plain(value: Any, keys: Mapping[Any, str]) -> str:
+def _plain(value: object, keys: Mapping[torch.fx.Node, str]) -> str:
     if isinstance(value, torch.fx.Node):
         return keys[value]
     if isinstance(value, (list, tuple)):
