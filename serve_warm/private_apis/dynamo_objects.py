@@ -351,7 +351,9 @@ class CompiledEntry(Protocol):
 
     fn: FunctionType
     """The code around the graph, without any checks."""
-    _artifacts: EntryParts
+
+    @property
+    def _artifacts(self) -> EntryParts: ...
 
     def source_info(self) -> SourceInfo:
         """Return the Python code that the trace has executed."""
