@@ -8,14 +8,10 @@ Seen in torch 2.11 to 2.15. Only type checkers read this module.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-
-class Operator(Protocol):
-    """An operator of torch (`torch._ops.OpOverload`)."""
-
-    def name(self) -> str:
-        """Return its name, such as `aten::add.Tensor`."""
+if TYPE_CHECKING:
+    from serve_warm.private_apis.torch_c import Operator
 
 
 class FallbackKernel(Protocol):

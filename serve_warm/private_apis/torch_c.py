@@ -203,6 +203,9 @@ class Operator(Protocol):
     _schema: torch.FunctionSchema
     _overloadname: str
 
+    def name(self) -> str:
+        """Return its full name, such as `aten::add.Tensor`."""
+
     @property
     def namespace(self) -> str:
         """The part of the name before `::`."""

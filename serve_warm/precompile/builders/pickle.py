@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from serve_warm.precompile.entries.function import with_checks
 from serve_warm.precompile.facts.names import locate
@@ -18,6 +18,8 @@ from serve_warm.private_apis import dynamo
 
 if TYPE_CHECKING:
     import torch
+
+    from serve_warm.private_apis.dynamo_objects import CompiledEntry
 
 
 def make(
@@ -53,7 +55,7 @@ def make(
         )
 
 
-def _references(entry: Any, made: Collection[str]) -> dict[str, tuple[str, str]]:
+def _references(entry: CompiledEntry, made: Collection[str]) -> dict[str, tuple[str, str]]:
     """Return the module and qualified name of each global that torch expects from the loader.
 
     `made` names globals that the loader makes, so these globals are left out.

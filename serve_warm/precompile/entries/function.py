@@ -9,7 +9,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +22,9 @@ from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import Plan
 from serve_warm.precompile.facts.tensor_parts import Whole, has_parts
 from serve_warm.private_apis import dynamo
+
+if TYPE_CHECKING:
+    from serve_warm.private_apis.dynamo_objects import CompiledEntry
 
 FindCopies = Callable[[Sequence[object], Sequence[object]], Sequence[int]]
 """Takes the arguments and outputs of a graph's first run, and returns the outputs to copy."""
@@ -170,7 +173,7 @@ def _of_tensors(check: Callable[..., bool], *, dynamic: bool, whole: Whole) -> C
 
 
 def with_checks(
-    entry: Any, plan: Plan, find_copies: FindCopies | None = None
+    entry: CompiledEntry, plan: Plan, find_copies: FindCopies | None = None
 ) -> Callable[..., object]:
     """Return an entry's function, which runs the checks of `_CheckedGraph` before the graph.
 
@@ -182,7 +185,7 @@ def with_checks(
     inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info
     writes = any(info.mutates_data or info.mutates_metadata for info in inputs)
     captures = bool(plan.get("settings"))
-    fn: FunctionType = entry.fn
+    fn = entry.fn
     _graphs[fn] = entry.fn.__globals__[name] = _CheckedGraph(
         compiled, plan, writes=writes, captures=captures, find_copies=find_copies
     )
