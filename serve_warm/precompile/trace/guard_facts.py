@@ -354,7 +354,8 @@ def conditions_of(guards: Sequence[Guard]) -> list[str]:
         name = guard.argument
         if guard.kind == "HASATTR" and argument is not None and isinstance(name, str):
             there = "" if hasattr(guard.value, name) else "not "
-            found.append(f"{there}hasattr(L['{argument[1] or argument[2]}'], {name!r})")
+            text = str.__repr__(name)  # the repr of an enumeration's member is no Python
+            found.append(f"{there}hasattr(L['{argument[1] or argument[2]}'], {text})")
     return list(dict.fromkeys(found))
 
 

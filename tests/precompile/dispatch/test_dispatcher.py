@@ -9,6 +9,7 @@ the fall is the property, level 1 runs eagerly.
 from __future__ import annotations
 
 import contextlib
+import enum
 import gc
 import threading
 import tracemalloc
@@ -330,11 +331,27 @@ class Marked(nn.Module):
         return x * 2 if hasattr(x, "jax") else x + 1
 
 
+class Names(str, enum.Enum):
+    """Names of attributes."""
+
+    JAX = "jax"
+
+
+class MarkedByName(nn.Module):
+    """Has the name of the attribute from an enumeration."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if hasattr(x, Names.JAX) else x + 1
+
+
 @pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("level", [2, 3])
-def test_an_attribute_that_the_forward_asks_for_decides_which_entry_fits(tmp_path, level: int):
-    model = serve_warm.compile(Marked().eval(), level=level)
+@pytest.mark.parametrize("forward", [Marked, MarkedByName])
+def test_an_attribute_that_the_forward_asks_for_decides_which_entry_fits(
+    forward: type[nn.Module], level: int, tmp_path: Path
+):
+    model = serve_warm.compile(forward().eval(), level=level)
     build(tmp_path, lambda: model(x(3, 4)), level=level)
     plain, marked = x(3, 4), x(3, 4)
     marked.jax = True
