@@ -13,10 +13,15 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from serve_warm.private_apis.table import TABLE
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / "support"), str(TESTS / "tooling")]
+
+import test_layout  # noqa: E402
+from serve_warm.private_apis.table import TABLE  # noqa: E402
 
 PACKAGE = Path(__file__).parent.parent.parent / "serve_warm"
 
@@ -186,6 +191,10 @@ def measure(known: dict[str, object]) -> dict[str, object]:
         "floors": {name: max(floors(given).values()) for name, given in pictures.items()},
         "arrows": {name: sum(map(len, given.values())) for name, given in pictures.items()},
         "circles": 0,  # `floors` has found none
+        "private_outside": sum(
+            len(list(test_layout.private_violations(source, name, is_package=is_package)))
+            for name, source, is_package in test_layout.modules()
+        ),
         "any_per_1000": round(untyped_per_1000("precompile"), 1),
         "patches": len(TABLE),
     }
