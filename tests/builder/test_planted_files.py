@@ -125,6 +125,12 @@ def test_nothing_that_an_earlier_job_left_is_packed(tmp_path: Path):
     assert [path for path in built["touched"] if path in there and Path(path).is_file()] == []
 
 
+@pytest.fixture(autouse=True)
+def first_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start here is the first one of its process, as in a build."""
+    monkeypatch.setattr("serve_warm.compiler.caches._asked", set())
+
+
 def own(**attributes: Any) -> StandIn:
     stand_in = StandIn()
     stand_in.application = build_name()
