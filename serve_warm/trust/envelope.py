@@ -98,13 +98,17 @@ class Envelope:
 
 
 def _base64(text: Any, *, what: str) -> bytes:
-    # A lenient decoder drops invalid characters, so different texts would decode to the same bytes.
+    # A lenient decoder drops invalid characters, excess padding, and bits after the last byte. So
+    # different texts would decode to the same bytes.
     if not isinstance(text, str):
         raise ValueError(f"{what} is not a string")  # noqa: TRY004
     try:
-        return base64.b64decode(text, validate=True)
+        data = base64.b64decode(text, validate=True)
     except ValueError as error:
         raise ValueError(f"{what} is not base64") from error
+    if base64.b64encode(data).decode() != text:
+        raise ValueError(f"{what} is base64 with a wrong end")
+    return data
 
 
 def _pae(payload: bytes) -> bytes:
