@@ -33,6 +33,15 @@ ED25519_DER = bytes.fromhex("302a300506032b6570032100")
 PEM = rb"-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/]{59}=)\s+-----END PUBLIC KEY-----\s*"
 """Pattern of a PEM Ed25519 key as `serve-warm keygen` and openssl write it."""
 
+_BODY = rb"-----BEGIN PUBLIC KEY-----(.*?)-----END PUBLIC KEY-----"
+
+# The field and the constant of edwards25519 (RFC 8032, section 5.1).
+_P = 2**255 - 19
+_D = 0x52036CEE2B6FFE738CC740797779E89800700A4D4141D8AB75EB4DCA135978A3
+_ORDER_8_Y = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_SMALL_ORDER_Y = frozenset((0, 1, _P - 1, _ORDER_8_Y, _P - _ORDER_8_Y))
+"""The y of all eight points of small order. Each y belongs to a point and its negative."""
+
 
 @record(frozen=True, kw_only=True)
 class TrustedKey:
@@ -50,6 +59,7 @@ class TrustedKey:
     def __post_init__(self) -> None:
         if len(self.raw) != 32:
             raise ConfigError(f"key {self.name!r} has {len(self.raw)} bytes, but Ed25519 needs 32")
+        _check_point(self.raw, name=self.name)
         for store in self.stores:
             if "://" not in store:
                 raise ConfigError(
@@ -63,9 +73,17 @@ class TrustedKey:
         """Return the key in a PEM block (SubjectPublicKeyInfo).
 
         Raises:
-            ConfigError: the text is not a PEM public key, or not an Ed25519 key.
+            ConfigError: the text is not exactly one PEM public key, or the key is not an Ed25519
+                key, is written in base64 that also has another form, or is not safe to trust.
         """
         data = pem.encode() if isinstance(pem, str) else pem
+        # The library reads one block and ignores the others.
+        blocks = data.count(b"-----BEGIN ")
+        if blocks > 1:
+            raise ConfigError(
+                f"key {name!r} has {blocks} PEM blocks, but only one can be read",
+                hint="write a [[keys]] table for each key, or call signed_by for each key",
+            )
         if (raw := _read_plain(data)) is not None:
             return cls(name=name, raw=raw)
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -79,7 +97,15 @@ class TrustedKey:
             ) from error
         if not isinstance(key, Ed25519PublicKey):
             raise _not_ed25519(name)
-        return cls(name=name, raw=key.public_bytes_raw())
+        raw = key.public_bytes_raw()
+        body = re.search(_BODY, data, re.DOTALL)
+        if body is None or b"".join(body[1].split()) != base64.b64encode(ED25519_DER + raw):
+            raise ConfigError(
+                f"key {name!r} is not in the one base64 form that its bytes have",
+                hint="the last characters of the base64 are wrong, or a header is before them; "
+                "copy the file of serve-warm keygen or of openssl pkey -pubout again",
+            )
+        return cls(name=name, raw=raw)
 
     @property
     def public(self) -> Ed25519PublicKey:
@@ -127,7 +153,33 @@ def _read_plain(pem: bytes) -> bytes | None:
     """
     found = re.fullmatch(PEM, pem)
     der = base64.b64decode(found[1]) if found is not None else b""
-    return der.removeprefix(ED25519_DER) if der.startswith(ED25519_DER) else None
+    if found is None or not der.startswith(ED25519_DER) or base64.b64encode(der) != found[1]:
+        return None
+    return der.removeprefix(ED25519_DER)
+
+
+def _check_point(raw: bytes, *, name: str) -> None:
+    """Refuse 32 bytes that `cryptography` accepts as a key, but that no key pair has.
+
+    OpenSSL verifies signatures for points of small order, and for a y of `_P` or more. A point of
+    small order has at most eight multiples, so anyone can find a signature without a private key.
+
+    Raises:
+        ConfigError: the point has small order, its encoding is not canonical (RFC 8032, section
+            5.1.3), or the bytes are not a point of the curve.
+    """
+    y = int.from_bytes(raw, "little") & (2**255 - 1)
+    if y >= _P or y in _SMALL_ORDER_Y:
+        raise ConfigError(
+            f"key {name!r} is no real key: anyone can sign for it without a private key",
+            hint="find out who added this key, and remove it; make a key with serve-warm keygen",
+        )
+    # x² is (y² - 1) / (dy² + 1). It has a root if the product of both has one (Euler's criterion).
+    if pow((y * y - 1) * (_D * y * y + 1), (_P - 1) // 2, _P) != 1:
+        raise ConfigError(
+            f"key {name!r} is not a point of the curve, so no signature can match it",
+            hint="the key is damaged; copy the file of serve-warm keygen again",
+        )
 
 
 def _not_ed25519(name: str) -> ConfigError:

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from artifacts import new_key
 from charts import CHART, ENGINES, Refused, example, helm_3, laid_over
+from weak_keys import not_canonical, pem_of, small_order
 
 MINIMAL = example("minimal")
 BUCKET = {"artifact": {"store": "s3://artifacts/scorer"}}
@@ -142,6 +144,21 @@ def test_all_mistakes_are_said_at_once() -> None:
             render(values)
         for key in ("image.tag: ", "trust: ", "networkPolicy.operatorNamespace: "):
             assert f"- {key}" in str(refused.value)
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_every_key_that_anyone_can_sign_for_is_refused(engine: str) -> None:
+    """The chart names them by patterns of base64, so all of them are tried, and many good keys."""
+    weak = {*small_order(), *not_canonical()}
+    good = {new_key().public_key().public_bytes_raw() for _ in range(300)}
+    keys = [{"name": raw.hex(), "pem": pem_of(raw)} for raw in sorted(weak | good)]
+
+    with pytest.raises(Refused) as refused:
+        ENGINES[engine](laid_over(MINIMAL, {"trust": {"keys": keys}}))
+
+    found = re.findall(r"trust\.keys\[(\d+)\]\.pem: anyone can sign", str(refused.value))
+    assert {keys[int(index)]["name"] for index in found} == {raw.hex() for raw in weak}
+    assert len(problems_in(str(refused.value))) == len(weak) == 48
 
 
 def test_a_credential_in_an_address_is_not_repeated() -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -21,13 +22,14 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from artifacts import new_key
-from believing import PAYLOAD, mode_of, public_pem
+from believing import PAYLOAD, mode_of, public_pem, write_trust
 from serve_warm.errors import ConfigError
 from serve_warm.trust.envelope import sign
-from serve_warm.trust.files import trust_lines
+from serve_warm.trust.files import load_trust, trust_lines
 from serve_warm.trust.keys import TrustedKey, load_signing_key, write_key_pair
 from serve_warm.trust.policy import signed_by
 from serve_warm.trust.verify import verify
+from weak_keys import forge, loosen, not_canonical, off_curve, pem_of, small_order
 
 KEY = new_key()
 
@@ -89,6 +91,86 @@ def test_a_public_key_is_read_as_the_library_reads_it(name: str):
     der = expected.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     assert key.raw == expected.public_bytes_raw()
     assert key.id == hashlib.sha256(der).hexdigest()
+
+
+def test_keys_of_small_order_need_no_private_key_to_sign():
+    """So they must be refused: the library itself verifies a forged signature for each of them."""
+    signatures = {raw.hex(): forge(raw, PAYLOAD) for raw in small_order()}
+
+    assert len(signatures) == 14
+    assert [raw for raw, signature in signatures.items() if signature is None] == []
+
+
+WEAK = {raw.hex(): raw for raw in (*small_order(), *not_canonical())}
+
+
+@pytest.mark.parametrize("raw", WEAK.values(), ids=WEAK.keys())
+def test_a_key_that_anyone_can_sign_for_is_not_trusted(tmp_path, monkeypatch, raw: bytes):
+    """In code, in the PEM of a trust file, and in a file that a trust file names."""
+    pem = pem_of(raw)
+    (tmp_path / "weak.pem").write_text(pem)
+    trust_files = [
+        write_trust(tmp_path, f"[[keys]]\nname = 'ci'\npem = {json.dumps(pem)}\n", "a.toml"),
+        write_trust(tmp_path, "[[keys]]\nname = 'ci'\nfile = 'weak.pem'\n", "b.toml"),
+    ]
+
+    with pytest.raises(ConfigError, match=r"key 'ci' .* without a private key"):
+        TrustedKey(name="ci", raw=raw)
+    with pytest.raises(ConfigError, match="without a private key"):
+        signed_by(pem)
+    for path in trust_files:
+        monkeypatch.setattr("serve_warm.trust.files.default_trust_files", lambda path=path: [path])
+        with pytest.raises(ConfigError, match=rf"{path.name}: key 'ci' .* without a private key"):
+            load_trust()
+
+
+@pytest.mark.parametrize("raw", off_curve(20), ids=bytes.hex)
+def test_a_key_off_the_curve_is_not_trusted(raw: bytes):
+    """No signature would ever match it, so a start that trusts only this key would be cold."""
+    with pytest.raises(ConfigError, match="key 'ci' is not a point"):
+        TrustedKey(name="ci", raw=raw)
+
+
+def test_all_other_keys_are_trusted():
+    """Half of all 32-byte strings are keys, whatever their sign."""
+    made = [new_key().public_key().public_bytes_raw() for _ in range(200)]
+
+    assert [TrustedKey(name="ci", raw=raw).raw for raw in made] == made
+    assert {raw[31] >> 7 for raw in made} == {0, 1}
+
+
+SECOND = public_pem(new_key())
+NOT_ONE_KEY = {
+    "two keys": SECOND,
+    "the same key": public_pem(KEY),
+    "a certificate": "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n",
+    "a private key": pem_of(bytes(32)).replace("PUBLIC", "PRIVATE"),
+    "a key cut short": SECOND[:60],
+    "the first line of a key": SECOND[:27],
+}
+
+
+@pytest.mark.parametrize("second", NOT_ONE_KEY)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_second_block_in_a_pem_is_refused(second: str, is_first: bool):
+    """The library reads one of them, so the other would be ignored without a word."""
+    blocks = [public_pem(KEY), NOT_ONE_KEY[second]]
+
+    with pytest.raises(ConfigError, match="has 2 PEM blocks") as caught:
+        TrustedKey.from_pem("".join(reversed(blocks) if is_first else blocks), name="ci")
+
+    assert "[[keys]]" in caught.value.hint
+
+
+@pytest.mark.parametrize("change", [str, lambda pem: f"{pem[:40]}\n{pem[40:]}"])
+@pytest.mark.parametrize("last", ["=A", "AA", "A", "==", "", "===", "=\n="])
+def test_base64_with_a_wrong_end_is_refused(change, last: str):
+    """Another text would mean the same key, so no comparison of texts could find it again."""
+    pem = change(public_pem(KEY))
+
+    for wrong in (loosen(pem), pem.replace("=\n", f"{last}\n")):
+        with pytest.raises(ConfigError, match="key 'ci' is not"):
+            TrustedKey.from_pem(wrong, name="ci")
 
 
 def test_a_key_pair_signs_and_is_trusted(tmp_path: Path):

@@ -266,8 +266,14 @@
 {{- range $index, $key := $trust.keys -}}
 {{- if contains "PRIVATE KEY" .pem -}}
 {{- $problems = append $problems (printf "trust.keys[%d].pem: this is a private key, which your values now expose; make a new pair with serve-warm keygen, and put the public key, FILE.pub, here" $index) -}}
-{{- else if not (regexMatch "-----BEGINPUBLICKEY-----MCowBQYDK2VwAyEA[A-Za-z0-9+/]{43}=-----ENDPUBLICKEY-----" (regexReplaceAll "\\s+" .pem "")) -}}
+{{- else if gt (len (splitList "-----BEGIN " .pem)) 2 -}}
+{{- $problems = append $problems (printf "trust.keys[%d].pem: more than one PEM block, of which replicas would read none; write an item for each key" $index) -}}
+{{- /* The last character before the = has two bits that no key uses, so only 16 characters are right. */ -}}
+{{- else if not (regexMatch "-----BEGINPUBLICKEY-----MCowBQYDK2VwAyEA[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=-----ENDPUBLICKEY-----" (regexReplaceAll "\\s+" .pem "")) -}}
 {{- $problems = append $problems (printf "trust.keys[%d].pem: not a complete Ed25519 public key in PEM, so no replica could read the trust file; copy the whole FILE.pub of serve-warm keygen, from -----BEGIN PUBLIC KEY----- to -----END PUBLIC KEY-----" $index) -}}
+{{- /* All points of small order and all encodings that are not canonical. `_check_point` in serve_warm/trust/keys.py says why. */ -}}
+{{- else if regexMatch "MCowBQYDK2VwAyEA(A{41}[AI]A|AQA{39}[AI]A|JuiVj8KyJ7BFw/SJ8u\\+Y8NXfrAXTxjM5sTgCiG1T/[AI]U|xxdqcD1N2E\\+6PAt2DRBnDyogU/osOczGTsf9d5KsA[3/]o|[789+/][Pfv/]/{39}[3/]8)=" (regexReplaceAll "\\s+" .pem "") -}}
+{{- $problems = append $problems (printf "trust.keys[%d].pem: anyone can sign for this key without a private key; find out who added it, and replace it with FILE.pub of serve-warm keygen" $index) -}}
 {{- end -}}
 {{- end -}}
 {{- $addresses := list -}}
