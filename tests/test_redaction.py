@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from ray.exceptions import RayTaskError
 
+import secret_forms
 import serve_warm
 from serve_warm._redaction import (
     HIDDEN,
@@ -199,6 +200,33 @@ def test_a_secret_is_taken_out_and_the_rest_is_left(name: str):
     assert redact(redacted) == redacted, "a redacted text does not change again"
 
 
+FORMS = secret_forms.texts()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_the_table_is_hidden(form: str):
+    """Each token, name and option, in each shape in which programs and servers write it."""
+    redacted = [redact(text) for text, _ in FORMS[form]]
+
+    for (text, secrets), shown in zip(FORMS[form], redacted, strict=True):
+        assert [secret for secret in secrets if secret not in text] == [], "the test itself"
+        assert [secret for secret in secrets if secret in shown] == [], shown
+        assert redact(shown) == shown
+
+
+def test_an_ordinary_text_is_searched_by_no_pattern(monkeypatch: pytest.MonkeyPatch):
+    """Otherwise each text of a start would cost ten times as much, or a compile of the patterns."""
+    searched = []
+    monkeypatch.setattr(re, "sub", lambda pattern, _, text, **__: searched.append(pattern) or text)
+
+    for text in ORDINARY[1:8]:
+        redact(text)
+    assert searched == []
+    redact("password=x")
+
+    assert len(searched) == 2
+
+
 ORDINARY = (
     "",
     f"part cache: sha256 is {SIGNED}, but the manifest says {SIGNED[:16]}",
@@ -221,6 +249,16 @@ ORDINARY = (
     "what? who? /path/to?x",
     "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA\n-----END PUBLIC KEY-----",
     "verdict=refused reason=digest_mismatch bytes=3 in 0.1 s",
+    "a task-1234567890abcdef0 on disk-1234567890abcdef0, and sk-learn",
+    "build_hf_headers, npm_lifecycle_event, glc_client, EAAccess, fw_version, key-value-store",
+    "date -u +%Y-%m-%dT%H:%M:%SZ; docker run --user 1000:1000 app; mysql is down",
+    "the option --password is missing, and --token must be set; run --help",
+    "no GOOGLE_APPLICATION_CREDENTIALS=/var/run/key.json and aws_credentials: ~/.aws/credentials",
+    "a quiet pass: 3, passes=2, the author: ci, compass=north, a sort key: name",
+    "hf://owner/repo@0123 and http://127.0.0.1:9000/b@2/k and s3://bucket/a@b/c",
+    f"key-{SIGNED}{SIGNED[:16]} AC{SIGNED.upper()} SK{SIGNED}{SIGNED[:16]}",
+    "fw_outs_saved_for_bw_1 and bw_graph_2 in sk_buff, some_path: x, disk_pattern = 3",
+    "slack.com/services and example.org/webhooks/list",
     *REFUSAL_REASONS,
 )
 
@@ -351,7 +389,7 @@ def test_half_of_a_secret_of_several_lines_does_not_stay(monkeypatch):
     assert "correct" not in describe_error(ValueError("login correct horse\nbattery staple failed"))
 
 
-@pytest.mark.parametrize("name", CREDENTIAL_VARIABLES)
+@pytest.mark.parametrize("name", sorted({*CREDENTIAL_VARIABLES, *secret_forms.VARIABLES}))
 @pytest.mark.parametrize(
     "shape", ["no user {} here", "at http://h/{quoted}/x", "body: {!r}", "{}", "x{}x {}"]
 )
@@ -377,6 +415,10 @@ def test_the_value_of_a_credential_variable_is_hidden(
         ("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/secrets/token"),
         ("HF_TOKEN_PATH", "/var/run/secrets/token"),
         ("GOOGLE_APPLICATION_CREDENTIALS", "/var/run/secrets/token"),
+        ("AWS_CREDENTIALS", "~/.aws/credentials"),
+        ("RAY_AUTH_MODE", "disabled-here"),
+        ("GIT_AUTHOR_NAME", "continuous-integration"),
+        ("KEYBOARD", "international"),
         ("AZURE_STORAGE_ACCOUNT_NAME", "warmaccount"),
         ("AWS_REGION", "eu-central-1"),
         ("TOKENIZERS_PARALLELISM", "everywhere"),
@@ -470,6 +512,22 @@ PIECES = (
     *("token:'", "'token', ", "token\\", "authorization:", "authorization: ", "authorization"),
     *("-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "A", "AKIA", "hf_", "SharedKey a", "key", "k_"),
     *("secret_", "Signature=", "Credential=a, ", "\\", '"', "'", "<Token>", "x@y:"),
+    *("sk-", "sk-1", "xoxb-", "eyJaaaaaaaa.aaaa.", "1:AA", "12345678:AA", "a.atlasv1.", "aaa8Q~"),
+    *("--a-", "--password ", "--", "-u a:", "mysql -", "mysql ", "password ", "password '"),
+    *("login a ", "login a password ", "cookie: ", 'cookie: a="', "token =>", '<token a="', "%3d"),
+    *(
+        "a_credentials=",
+        ":=",
+        "SG.a",
+        "SG.aaaaaaaaaa.",
+        "AKCp",
+        "sl.",
+        "sl.1.",
+        "glpat-",
+        "glpat-.",
+    ),
+    *('token="\\', "token='\\'", 'password" value="', "api key", "hooks.slack.com/services/"),
+    *("a://b:c/", "a://b:c", "A3-", "identified by ", "-----BEGIN PGP PRIVATE KEY BLOCK-----"),
     *("b'", "\\'", "tensor 'a", "tensor 'a['", "tensor 'a.", "type of 'a[0]", 'File "', "'a': "),
 )
 
