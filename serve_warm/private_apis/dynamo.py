@@ -359,6 +359,14 @@ def is_set(variable: object) -> TypeGuard[ModelOfSet]:
     return isinstance(variable, set_class())
 
 
+def is_method(variable: object) -> bool:
+    """Return whether one of Dynamo's models stands for a method of another one; only in 2.15."""
+    from torch._dynamo.variables import misc
+
+    kind: type | None = getattr(misc, "CallMethodVariable", None)
+    return kind is not None and isinstance(variable, kind)
+
+
 def is_unread(variable: object) -> bool:
     """Return whether a trace has only got an object so far, and not looked at it."""
     from torch._dynamo.variables.lazy import LazyVariableTracker

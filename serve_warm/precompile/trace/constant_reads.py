@@ -68,7 +68,10 @@ def _object_of(variable: Variable) -> object:
 
 def _is_unguarded(variable: Variable, tx: Translator, name: str, found: Variable) -> bool:
     """Return whether a read gave the plain value of an object's attribute, and no source for it."""
-    if found.source is not None or variable.source is None or not found.is_python_constant():
+    if found.source is not None or variable.source is None:
+        return False
+    # A method asks for its whole object, which would count as a read of all items of a dict.
+    if dynamo.is_method(found) or not found.is_python_constant():
         return False
     owner = _object_of(variable)
     is_covered = isinstance(owner, (type, types.FunctionType)) and is_own(owner)

@@ -67,6 +67,9 @@ FINDS_NUMBER = "realize_key_vt"
 """Method that guards one key found by `__contains__`. This method needs the index of the key
 (2.13)."""
 
+MAKES = "__init__"
+"""Method that makes Dynamo's dict. It copies the items in 2.15, which is no read by the trace."""
+
 MISSING = object()
 
 
@@ -99,7 +102,7 @@ def noting_lookups(
 
     # Nothing is replaced yet, so this is the code of torch's own methods.
     own = vars(dynamo.dict_class())
-    look_up = {own[name].__code__ for name in (*LOOKS_UP, FINDS_NUMBER) if name in own}
+    look_up = {own[name].__code__ for name in (*LOOKS_UP, FINDS_NUMBER, MAKES) if name in own}
     yield Change("ConstDictKeySource.reconstruct", noting_numbers)
     yield from _guarding_unions()
     yield from _guarding_new_keys()

@@ -658,6 +658,10 @@ class AsOnAGpu(library_run.NativeOnGpu):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    torch.version.cuda is not None and not torch.cuda.is_available(),
+    reason="a build of torch for CUDA opens such a container only with a driver",
+)
 def test_a_library_runs_as_one_for_a_gpu_is_run(perceptron, library, monkeypatch):
     """It is a container of one model. Opening one sets the thread's device, which is given back."""
     given_back = []

@@ -40,7 +40,7 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda m: setattr(m, "forward", lambda *a: m.linear(a[0])),
         "instance attribute",
     ),
-    "hook": (lambda m: m.register_forward_hook(lambda m, a, out: out * 2), "1 hooks"),
+    "hook": (lambda m: m.register_forward_hook(lambda m, a, out: out * 2), "hooks"),
     "flag": (lambda m: setattr(m, "flag", True), "flag"),
     "config": (lambda m: setattr(m.config, "scale", 3.0), "config.scale is float 3.0, but was"),
 }

@@ -71,7 +71,7 @@ def test_a_name_of_another_object_is_noticed(kind, at_the_build, at_the_start, t
     """Dynamo has no guard on the second name if one of them is global; an entry has a fact."""
     x = torch.linspace(-1, 1, 9).view(3, 3)
     same, same_ = rebuilt(lambda: kind(at_the_build), tmp_path, lambda model: model(x))
-    other = kind(at_the_build)
+    other = kind(at_the_build).eval()
     other.choice = at_the_start
     other_ = serve_warm.compile(other, dynamic=False)
     with started(tmp_path), eager_below():
