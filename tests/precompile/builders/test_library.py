@@ -458,6 +458,7 @@ def can_be_dynamic() -> bool:
     return Version(torch.__version__).release >= (2, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(can_be_dynamic(), reason="this torch makes libraries of dynamic sizes")
 def test_a_torch_without_libraries_of_dynamic_sizes_makes_none():
     """With 2.11 such a call gets a reason, so that level 2 can take it."""
