@@ -13,14 +13,15 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, field, fields, replace
+from dataclasses import MISSING, asdict, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
@@ -28,6 +29,7 @@ from typing import Any, Literal, get_args
 from serve_warm import _private_folders
 from serve_warm._forks import call_in_children
 from serve_warm._records import record
+from serve_warm._redaction import excerpt
 from serve_warm.node import boot_s
 
 SCHEMA = 1
@@ -50,6 +52,9 @@ MISSES: tuple[Miss, ...] = get_args(Miss)
 KEPT_S = 86400.0
 """A folder that has not changed for this many seconds is removed, unless one of its seats is
 alive."""
+
+_FOLDER_NAME = re.compile("[0-9a-f]{24}")
+"""Names of the folders that `SeatFolder.of_worker` chooses."""
 
 TICKET_S = 60.0
 """Seconds after which a ticket expires. If the ticket's worker has written no file by then, the
@@ -179,6 +184,8 @@ class SeatFolder:
                 if time.time() - path.stat().st_mtime > TICKET_S:
                     path.unlink()
         for other in self.path.parent.iterdir():
+            if not _FOLDER_NAME.fullmatch(other.name):
+                continue  # serve_warm did not make it
             with suppress(OSError):  # another process may be removing it, too
                 if other != self.path and time.time() - other.stat().st_mtime > KEPT_S:
                     folder = SeatFolder(other)
@@ -240,12 +247,11 @@ class SeatFolder:
             self._file(seat).unlink()
 
     def seats(self) -> list[Seat]:
-        """Return all seats, including those whose process ended."""
-        names, found = {each.name for each in fields(Seat)}, []
+        """Return all seats, including those whose process ended. Skips damaged files."""
+        found = []
         for path in sorted(self.path.glob("seat-*")):
-            with suppress(FileNotFoundError, ValueError, TypeError):
-                data = json.loads(path.read_bytes())
-                found.append(Seat(**{name: data[name] for name in names & data.keys()}))
+            with suppress(FileNotFoundError, ValueError):
+                found.append(Seat(**_values(Seat, path.name, _parse(path.name, path.read_bytes()))))
         return found
 
     def _file(self, seat: Seat) -> Path:
@@ -302,20 +308,57 @@ class KeeperLock:
 
 def _read_ticket(name: str, data: bytes) -> SeatRequest | None:
     """Return the request; None if the ticket has a different schema. Raises ValueError."""
-    said = json.loads(data)
+    said = _parse(name, data)
+    if said.pop("schema", None) != SCHEMA:
+        return None
+    unknown = sorted(said.keys() - {each.name for each in fields(SeatRequest)})
+    if unknown:
+        raise ValueError(f"{name} has unknown fields: {excerpt(', '.join(unknown), 300)}")
+    return SeatRequest(**_values(SeatRequest, name, said))
+
+
+def _parse(name: str, data: bytes) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises ValueError."""
     try:
-        if said.pop("schema", None) != SCHEMA:
-            return None
-        unknown = sorted(said.keys() - {each.name for each in fields(SeatRequest)})
-        if unknown:
-            raise ValueError(f"{name} has unknown fields: {', '.join(unknown)}")
-        texts = {name: tuple(map(str, said[name])) for name in ("imports", "paths")}
-        wanted = SeatRequest(**{**said, **texts})
-        return replace(
-            wanted, limit_s=float(wanted.limit_s), offered_boot_s=float(wanted.offered_boot_s)
-        )
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{name}: {type(error).__name__}: {error}") from error
+        found = json.loads(data)
+    except RecursionError as error:
+        raise ValueError(f"{name} is damaged: it is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} is damaged: it is not a JSON object")  # noqa: TRY004 - as above
+    return found
+
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "str | None": lambda value: value is None or isinstance(value, str),
+    "tuple[str, ...]": lambda value: (
+        isinstance(value, list) and all(isinstance(each, str) for each in value)
+    ),
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: type(value) is int and 0 <= value < 1 << 63,
+    # Seconds. A thread cannot wait for much longer, and NaN would never be too old.
+    "float": lambda value: type(value) in (int, float) and 0 <= value < 1e9,
+    "State": lambda value: value in get_args(State),
+}
+"""For each type of a field, whether a value in a file has this type."""
+
+
+def _values(kind: type[Seat | SeatRequest], name: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record from a file. Raises ValueError if the file is damaged.
+
+    Without these checks, a damaged value would break the keeper or the worker later, when it
+    compares the value.
+    """
+    found = {}
+    for each in fields(kind):
+        if each.name in data:
+            value = data[each.name]
+            if not _TYPES[str(each.type)](value):
+                raise ValueError(f"{name} is damaged: its {each.name} has an impossible value")
+            found[each.name] = tuple(value) if isinstance(value, list) else value
+        elif each.default is MISSING:
+            raise ValueError(f"{name} is damaged: it has no {each.name}")
+    return found
 
 
 @record(kw_only=True)

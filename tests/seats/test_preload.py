@@ -216,8 +216,8 @@ def test_a_ticket_that_hangs_holds_up_no_start(process: Any):
     ("wrong", "says"),
     [
         ({"change": {"colour": "red"}}, "unknown fields: colour"),
-        ({"change": {"imports": None}}, "TypeError: 'NoneType' object is not iterable"),
-        ({"change": {"offered_boot_s": "now"}}, "could not convert string to float: 'now'"),
+        ({"change": {"imports": None}}, "is damaged: its imports has an impossible value"),
+        ({"change": {"offered_boot_s": "now"}}, "is damaged: its offered_boot_s has an impossible value"),
         ({"no_file": True}, "seat-"),
     ],
     ids=["unknown", "not-a-list", "not-a-time", "no file of its own"],

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -502,6 +503,58 @@ def test_a_ticket_is_for_one_worker(tmp_path: Path):
     assert folder.claim() is None
 
 
+DAMAGED: list[tuple[str, object]] = [
+    ("imports", "torch"),
+    ("imports", [7]),
+    ("deployment", None),
+    ("limit_s", "60"),
+    ("limit_s", 10**400),
+    ("limit_s", float("nan")),
+    ("limit_s", 1e308),
+    ("offered_boot_s", float("inf")),
+    ("omp_threads", ["4"]),
+    ("paths", {"/p": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), DAMAGED, ids=lambda value: str(value)[:20])
+def test_a_damaged_ticket_is_refused_and_the_next_one_is_taken(
+    tmp_path: Path, name: str, value: object
+):
+    """The worker says which value is impossible, instead of ending somewhere else."""
+    folder = with_ticket(tmp_path)
+    [whole] = folder.path.glob("ticket-*")
+    damaged = folder.path / "ticket-0"
+    damaged.write_text(json.dumps({**json.loads(whole.read_text()), name: value}))
+
+    with pytest.raises(ValueError, match=f"ticket-0 is damaged: its {name} has an impossible"):
+        folder.claim()
+
+    assert not damaged.exists()
+    assert folder.claim() is not None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"7", b"{", b"{}", b"[" * 100_000, b"\0" * 99, b'{"pid": "x"}'],
+    ids=lambda content: repr(content[:20]),
+)
+def test_a_damaged_seat_hides_no_other_seat(tmp_path: Path, content: bytes):
+    """Of half a file, a list, or one that is nested too deeply, nothing is read."""
+    folder = with_ticket(tmp_path)
+    seat = Seat(pid=7, start_ticks=1, state="waiting", deployment="a", ticket="t")
+    folder.write(seat)
+    (folder.path / "seat-8").write_bytes(content)
+    whole = json.loads((folder.path / "seat-7").read_text())
+    for number, (name, value) in enumerate(
+        [("pid", None), ("state", []), ("began_boot_s", "x"), ("note", 7), ("memory_bytes", 1.5)],
+        10,
+    ):
+        (folder.path / f"seat-{number}").write_text(json.dumps({**whole, name: value}))
+
+    assert folder.seats() == [seat]
+
+
 def test_an_old_ticket_is_taken_by_nobody(tmp_path: Path, clock: Clock):
     """Its replica is gone, and a start that takes it would import at a low priority."""
     folder = with_ticket(tmp_path)
@@ -513,16 +566,18 @@ def test_an_old_ticket_is_taken_by_nobody(tmp_path: Path, clock: Clock):
 def test_folders_of_clusters_that_are_gone_are_removed(tmp_path: Path):
     """After a day without a change, unless a seat of theirs lives."""
     me = Seat(pid=1, start_ticks=start_ticks(1), state="waiting", deployment="a", ticket="t")
-    folders = {name: SeatFolder(tmp_path / "seats" / name) for name in ("old", "lives", "new")}
+    old, lives, new, mine = ("0123456789ab" * 2, "1" * 24, "2" * 24, "3" * 24)
+    others = "of a user"
+    folders = {name: SeatFolder(tmp_path / "seats" / name) for name in (old, lives, new, others)}
     for name, folder in folders.items():
         folder.make()
-        folder.write(replace(me, start_ticks=me.start_ticks + (name != "lives")))
-    for name in ("old", "lives"):
+        folder.write(replace(me, start_ticks=me.start_ticks + (name != lives)))
+    for name in (old, lives, others):
         os.utime(folders[name].path, (0, 0))
-    (tmp_path / "seats" / "aa-vanishes").symlink_to("nowhere")
-    SeatFolder(tmp_path / "seats" / "mine").make()
-    left = sorted(path.name for path in (tmp_path / "seats").iterdir())
-    assert left == ["aa-vanishes", "lives", "mine", "new"]
+    (tmp_path / "seats" / ("a" * 24)).symlink_to("nowhere")
+    SeatFolder(tmp_path / "seats" / mine).make()
+    left = {path.name for path in (tmp_path / "seats").iterdir()}
+    assert left == {"a" * 24, lives, mine, new, others}
 
 
 def test_workers_that_ray_does_not_exchange_share_no_tickets():
