@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from serve_warm import _private_folders
 from serve_warm._forks import call_in_children
+from serve_warm._redaction import describe_error
 from serve_warm.node import (
     HEARTBEAT_S,
     MAX_STATE_BYTES,
@@ -66,6 +67,10 @@ class StateFile:
 
     def write(self, facts: Mapping[str, Any]) -> None:
         """Replace the file. A reader sees either the complete old state or the complete new one.
+
+        A killed process leaves the old state or the new one, too. A power failure may leave an
+        empty or partial file, because a write every few seconds is not worth a sync: the power
+        failure also ended the replica, so readers count it as dead, whatever its file contains.
 
         If the files or the directory have been removed, this method creates them again.
 
@@ -272,8 +277,9 @@ class Heartbeat:
             except OSError as error:
                 trouble = _describe_unwritten(os.fspath(self.directory), error)
             # Other threads change the report, and the sizes of its dicts, while it is being read.
-            except (RuntimeError, ValueError, TypeError) as error:
-                text = str(error) or type(error).__name__
+            # Without this thread, the replica would look hung, so the thread outlives each error.
+            except Exception as error:  # noqa: BLE001
+                text = describe_error(error)
                 trouble = f"could not describe this replica's state, and will try again: {text}"
             self._say(trouble)
             for written in waiting:

@@ -142,15 +142,21 @@ def look(directory: str | os.PathLike[str], *, stale_s: float = STALE_S) -> list
 
 def read_states(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the states of live replicas. Raises PermissionError, as `look`."""
-    found = look(directory)
-    return [r.state for r in found if r.condition != "dead" and r.state is not None]
+    return [r.state for r in look(directory) if r.condition != "dead" and r.state is not None]
 
 
 def _replica(stem: str, folder: int, stale_s: float) -> Replica:
     lock = lock_of(stem, folder)
+    try:
+        return _described(stem, lock, folder, stale_s)
+    except Exception as error:  # noqa: BLE001 - damage of one replica must not hide the others
+        why = f"its files are damaged ({type(error).__name__})"
+        return Replica(stem, ("", "", ""), "unreadable" if lock.held else "dead", why, None)
+
+
+def _described(stem: str, lock: _Lock, folder: int, stale_s: float) -> Replica:
     state, trouble = _state(stem, folder)
     begun = lock.begun() if state is None else state
-    names = _names(begun)
     heartbeat_s = max(lock.heartbeat_s, number_of(state, "heartbeat_boot_s") or 0.0)
     now_s = boot_s()  # after the lock and the state were read
     age_s = now_s - heartbeat_s
@@ -179,7 +185,7 @@ def _replica(stem: str, folder: int, stale_s: float) -> Replica:
         late = ", late: its deadline has passed" if state.get("verdict") == "late" else ""
         condition, why = "warming", f"{stage or 'no stage'} for {since_s:.0f} s, {done}{late}"
     began_s = number_of(begun, "began_boot_s") or float("inf")
-    return Replica(stem, names, condition, why, state, heartbeat_s, began_s)
+    return Replica(stem, _names(begun), condition, why, state, heartbeat_s, began_s)
 
 
 def _loop_age_s(state: dict[str, Any]) -> float:
@@ -206,11 +212,10 @@ class _Lock(NamedTuple):
 def lock_of(stem: str, folder: int) -> _Lock:
     """Return the state of a lock. A lock counts as held unless it is missing or can be taken."""
     data, held, trouble = _content(f"{stem}.lock", folder)
-    try:
-        heartbeat_s = float((data or b"")[:HEARTBEAT_BYTES])
-    except ValueError:
-        return _Lock(held, trouble=trouble)  # before its first write
-    return _Lock(held, heartbeat_s, (data or b"")[HEARTBEAT_BYTES:], trouble)
+    line, rest = (data or b"")[:HEARTBEAT_BYTES], (data or b"")[HEARTBEAT_BYTES:]
+    # Empty before its first write. `nan`, which is a number too, would never be stale.
+    is_number = line.strip().replace(b".", b"", 1).isdigit()
+    return _Lock(held, float(line) if is_number else 0.0, rest, trouble)
 
 
 def _content(name: str, folder: int) -> tuple[bytes | None, bool, str]:
@@ -276,7 +281,7 @@ def _decoded(data: bytes) -> Any:
     scanner: Any = make_scanner  # the settings that it reads differ between versions
     try:
         value, end = scanner(_Scanning)(text, 0)
-    except StopIteration:
+    except (StopIteration, SystemError):  # CPython 3.10 and 3.11, if `json` was not imported
         end = -1
     if end != len(text):
         raise ValueError("not JSON, or JSON followed by other data")
@@ -310,9 +315,9 @@ def _names(state: Any) -> tuple[str, str, str]:
 
 
 def number_of(state: dict[str, Any] | None, key: str) -> float | None:
-    """Return a number in a state; None if there is none."""
+    """Return a finite number in a state; None if there is none."""
     value = None if state is None else state.get(key)
-    return float(value) if isinstance(value, (int, float)) else None
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e300 else None
 
 
 def shown(text: str) -> str:
@@ -688,8 +693,7 @@ def judge(settings: Settings, *, health: Mapping[str, str] | None = None) -> Rea
             said = "; ".join((f"{directory} has no state file", *passed))
             why = [f"{each} ({said})" for each in why]
     except OSError as error:
-        unread = error.strerror or str(error)
-        why = [unread]
+        why = [unread := error.strerror or str(error)]
     reasons = [("warm", each) for each in why]
     health = asked(settings) if health is None else health
     wrong = [(name, health.get(name, f"{url} was not checked")) for name, url in settings.urls]
@@ -854,14 +858,14 @@ def parse(
     arguments: Iterable[str], options: Mapping[str, tuple[str, Any, str]] = OPTIONS
 ) -> dict[str, Any]:
     """Return the options by name. Raises ValueError. Importing argparse would take too long."""
-    found = {_name(name): default for name, (_, default, _) in options.items()}
+    found = {n[2:].replace("-", "_"): default for n, (_, default, _) in options.items()}
     words = iter(arguments)
     for word in words:
         option, equals, value = word.partition("=")
         default = options.get(option, ("", None, ""))[1]
         if default is None or (default is False and equals):
             raise ValueError(f"unknown option {word!r}")
-        name = _name(option)
+        name = option[2:].replace("-", "_")
         if default is False:
             found[name] = True
             continue
@@ -870,10 +874,6 @@ def parse(
             raise ValueError(f"{option} needs a value")
         found[name] = (*found[name], value) if default == () else value
     return found
-
-
-def _name(option: str) -> str:
-    return option[2:].replace("-", "_")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -630,7 +630,8 @@ def test_a_heartbeat_goes_on_without_changes(directory: Path):
 @pytest.mark.usefixtures("_writes_often")
 def test_a_heartbeat_survives_whatever_a_report_raises(directory: Path, caplog):
     """A report that changes while it is read fails once, not permanently."""
-    raising = iter([RuntimeError("changed size"), TypeError("x"), ValueError("y")])
+    errors = (RuntimeError("changed size"), TypeError("x"), ValueError("y"), KeyError("z"))
+    raising = iter([*errors, MemoryError(), OSError("x"), SystemError("w")])
 
     def facts() -> dict[str, object]:
         for error in raising:
@@ -641,7 +642,7 @@ def test_a_heartbeat_survives_whatever_a_report_raises(directory: Path, caplog):
     wait_until("it writes", lambda: conditions(directory) == {"Embedder#1": "warm"})
     beat.stop()
 
-    said = "could not describe this replica's state, and will try again: changed size"
+    said = "could not describe this replica's state, and will try again: RuntimeError: changed size"
     assert caplog.text.count(said) == 1
 
 

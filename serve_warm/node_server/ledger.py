@@ -105,7 +105,7 @@ class Ledger(Collector):
         self._counted.add(stem)
         if self._first:
             return  # ended before this server began
-        outcome = str(state.get("verdict")) if stage == "READY" else "failed" if ended else "died"
+        outcome = state.get("verdict") if stage == "READY" else "failed" if ended else "died"
         if outcome not in OUTCOMES:
             return
         self._starts[application, deployment, outcome] += 1
@@ -131,7 +131,9 @@ class Ledger(Collector):
         for start, took in sorted(self._took.items(), key=lambda item: item[0]):
             found.add_histogram("serve_warm_start_duration_seconds", start, took)
         now = boot_s()
-        for replica in self._seen.values():
+        # A copy of a live replica's file looks like a dead replica of the same name. The series of
+        # the live replica come last, so they replace those of the copy.
+        for replica in sorted(self._seen.values(), key=lambda each: each.condition != "dead"):
             if any(replica.names):
                 self._add_replica(found, replica, now)
         return found.families()
@@ -218,6 +220,8 @@ def _own_rows(
         ended = not alive and row.get("while_alive") is True
         if ended and row.get("absent_after") is True:
             continue
+        text = row.get("help")
+        text = text if isinstance(text, str) else ""
         claims = row.get("says_ready") if replica.condition != "warm" else None
         since_s = number_of(row, "since_boot_s") if alive else None
         for labels, written in samples_of(row):
@@ -228,7 +232,7 @@ def _own_rows(
             value = written if since_s is None else max(0.0, now - since_s)
             # The replica says ready, but the probe disagrees, for example if the replica hangs.
             claimed = isinstance(claims, list) and list(labels.values()) in claims
-            yield name, kind, str(row.get("help", "")), labels, 0.0 if ended or claimed else value
+            yield name, kind, text, labels, 0.0 if ended or claimed else value
 
 
 def _seconds(value: Any) -> float | None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from prometheus_client.exposition import choose_encoder
 
+from serve_warm._redaction import describe_error
 from serve_warm.node import Readiness, Settings, asked, judge, shown
 from serve_warm.node_server.ledger import Ledger
 
@@ -180,13 +181,19 @@ class Server:
             log(f"not ready: {text}" if text else "ready")
 
     def _repeat(self, what: Callable[[], object], period_s: float) -> None:
-        began_s = time.monotonic()
+        began_s, trouble = time.monotonic(), ""
         while True:
             time.sleep(max(0.0, began_s + period_s - time.monotonic()))
             began_s = time.monotonic()
-            # Out of threads or descriptors: the next turn might have them.
-            with suppress(OSError, RuntimeError):
+            try:
                 what()
+                trouble = ""
+            except Exception as error:  # noqa: BLE001 - this thread must outlive each error
+                # For example, out of threads or descriptors: the next turn might have them.
+                before, trouble = trouble, describe_error(error)
+                if trouble != before:
+                    with suppress(OSError):  # stderr may be closed
+                        log(f"a check failed, and will be tried again: {trouble}")
 
 
 def log(text: str) -> None:

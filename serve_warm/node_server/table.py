@@ -99,12 +99,14 @@ def samples_of(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
         if not isinstance(sample, list) or len(sample) != 2:
             continue
         key, value = sample
-        if isinstance(key, list) and len(key) == len(labels) and isinstance(value, (int, float)):
+        if not isinstance(key, list) or not all(isinstance(each, str) for each in key):
+            continue
+        if len(key) == len(labels) and isinstance(value, (int, float)):
             try:
                 number = float(value)
             except OverflowError:
                 continue  # as in _number
-            yield labels_of(labels, map(str, key)), number
+            yield labels_of(labels, key), number
 
 
 def labels_of(names: Iterable[str], values: Iterable[str]) -> dict[str, str]:

@@ -132,6 +132,9 @@ BROAD_HANDLERS = {
     "replica.replay.narrow": "an odd argument must not end a start, because trials only advise",
     "generation.slots": "a request that chooses its own tokens must not break others",
     "replica.start.install": "an artifact must not break a start",
+    "node": "damaged files of one replica must not hide the others",
+    "node_server.server": "an error in one check must not end the thread that repeats it",
+    "_state_file": "an error in a report must not end the heartbeat of a replica",
     "stores": "a store of another package must not break a start, or show its address in an error",
 }
 
