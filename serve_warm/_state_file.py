@@ -5,14 +5,16 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import logging
 import os
+import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,10 @@ from serve_warm.node import (
     heartbeat_text,
     lock_of,
     open_folder,
+    shown,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class StateFile:
@@ -132,7 +137,7 @@ class StateFile:
         _private_folders.make_private(self._directory)
         self._folder = open_folder(str(self._directory))
         try:
-            _sweep(self._folder)
+            _sweep(self._directory, self._folder)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._lock = os.open(f"{self._stem}.lock", flags, 0o600, dir_fd=self._folder)
             _take(self._lock)
@@ -198,18 +203,69 @@ def _take(lock: int) -> None:
             return
 
 
-def _sweep(folder: int) -> None:
-    """Remove files of replicas that died more than `SWEEP_S` ago."""
-    for name in os.listdir(folder):
-        stem, _, kind = name.rpartition(".")
-        try:
+_NAME = re.compile(
+    r"(?P<stem>(?:[\w.~%-]*#){2}[\w.~%-]*|[\w.~%#-]{100}-[0-9a-f]{64})\.(?:json|lock|\d+\.tmp)",
+    re.ASCII,
+)
+"""Names of the files that StateFile writes (see `_stem`)."""
+_CONTENT = re.compile(rb'\{"schema": \d{1,9}, "application": "|\d{13}\.\d{6}\n')
+"""How the content of each of these files begins."""
+
+
+def _sweep(directory: Path, folder: int) -> None:
+    """Remove files of replicas that died more than `SWEEP_S` ago, and warn of other files.
+
+    A user may set a folder of their own. So only files with the names and the content of state
+    files are removed. One file of a replica is enough to know the others, which may be damaged.
+    """
+    replicas: dict[str, list[str]] = {}
+    others: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if named := _NAME.fullmatch(entry.name):
+                replicas.setdefault(named["stem"], []).append(entry.name)
+            elif not entry.is_dir(follow_symlinks=False):
+                others.append(entry.name)
+    for stem, names in replicas.items():
+        if not any(_has_our_content(name, folder) for name in names):
+            others += names
+        elif not lock_of(stem, folder).held:
+            _remove_old(names, folder)
+    if others:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        _warn_once(directory, ", ".join(map(shown, sorted(others)[:3])) + more)
+
+
+def _remove_old(names: Iterable[str], folder: int) -> None:
+    for name in names:
+        with suppress(OSError):  # the next start sweeps again
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if not stat.S_ISREG(status.st_mode) or time.time() - status.st_mtime < SWEEP_S:
-                continue
-            if kind == "tmp" or (kind in ("json", "lock") and not lock_of(stem, folder).held):
+            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= SWEEP_S:
                 os.unlink(name, dir_fd=folder)
-        except OSError:
-            pass  # the next start sweeps again
+
+
+def _has_our_content(name: str, folder: int) -> bool:
+    """Return whether a file begins as those of StateFile do, or has lost its content."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(name, flags, dir_fd=folder), "rb", buffering=0) as file:
+            start = file.read(100) or b""
+    except FileNotFoundError:
+        return True  # another replica was faster
+    except OSError:
+        return False
+    # After a power failure, a file may be empty or consist of zeros.
+    return not start.strip(b"\0") or _CONTENT.match(start) is not None
+
+
+@functools.cache
+def _warn_once(directory: Path, names: str) -> None:
+    logger.warning(
+        "the state directory %s has files that serve_warm did not write (%s). They stay as they "
+        "are. Set state_dir or SERVE_WARM_STATE_DIR to a folder that is only for state files",
+        directory,
+        names,
+    )
 
 
 class Heartbeat:
@@ -236,7 +292,6 @@ class Heartbeat:
         # the replica would otherwise look as if it was added later.
         self._began_s = boot_s() if began_s is None else began_s
         self._facts = facts
-        self._logger = logging.getLogger(__name__)
         self._trouble = ""
         self._changed = threading.Event()
         self._waiting: list[threading.Event] = []
@@ -290,9 +345,9 @@ class Heartbeat:
 
     def _say(self, trouble: str) -> None:
         if trouble and not self._trouble:
-            self._logger.warning("%s", trouble)
+            logger.warning("%s", trouble)
         elif self._trouble and not trouble:
-            self._logger.info("this replica can write its state again")
+            logger.info("this replica can write its state again")
         self._trouble = trouble
 
 

@@ -158,7 +158,8 @@ class WarmupConfig(BaseModel):
 
     state_dir: str | None = None
     """Folder for the state file of this replica. The default is `<tmp>/serve_warm-<uid>/state`. The
-    node server and the probe must read the same folder (`--state-dir`)."""
+    node server and the probe must read the same folder (`--state-dir`). Use a folder that is only
+    for state files."""
 
     seats: Seats = Seats()
     """Workers that finish their imports in advance and wait for the deployment's next replicas. The

@@ -680,12 +680,89 @@ def test_what_dead_replicas_left_is_swept_by_a_later_start(directory: Path):
         OPEN.pop().close()
         for path in directory.glob(f"*{replica}*"):
             os.utime(path, (path.stat().st_mtime - age_s,) * 2)
-    left = directory / "half.4711.tmp"
+    left = directory / "app#Embedder#half.4711.tmp"
     left.touch()
     os.utime(left, (0, 0))
     state_file(directory, "later").write({"stage": "READY"})
     assert conditions(directory) == {"later": "warm", "new": "dead"}
     assert len(list(directory.iterdir())) == 4
+
+
+LONG = "r" * 300
+"""A name that is too long for a file, so that a digest stands for it."""
+
+
+@pytest.mark.parametrize("replica", ["old", "Ä b/c%", LONG], ids=["plain", "quoted", "long"])
+@pytest.mark.parametrize("left", [b"", bytes(300), None], ids=["empty", "zeros", "half"])
+def test_what_a_power_failure_left_is_swept(directory: Path, replica: str, left: bytes | None):
+    """State files are not synced, so a file system may show them empty, zeroed or cut off."""
+    state_file(directory, replica).write({"stage": "READY"})
+    OPEN.pop().close()
+    for path in directory.iterdir():
+        path.write_bytes(path.read_bytes()[:60] if left is None else left)
+        os.utime(path, (0, 0))
+    state_file(directory, "later").write({"stage": "READY"})
+    assert conditions(directory) == {"later": "warm"}
+    assert len(list(directory.iterdir())) == 2
+
+
+def test_a_damaged_state_is_swept_with_its_lock(directory: Path):
+    """The lock shows that serve_warm wrote both."""
+    state_file(directory, "old").write({"stage": "READY"})
+    OPEN.pop().close()
+    for path in directory.iterdir():
+        if path.suffix == ".json":
+            path.write_bytes(b"damaged")
+        os.utime(path, (0, 0))
+    state_file(directory, "later").write({"stage": "READY"})
+    assert len(list(directory.iterdir())) == 2
+
+
+OF_OTHERS = {
+    "package.json": b'{"name": "site"}',
+    "package-lock.json": b"{}",
+    "weights.index.json": b'{"weight_map": {}}',
+    "empty.json": b"",
+    "uv.lock": b"version = 1\n",
+    "yarn.lock": b"",
+    "notes.tmp": b"to do",
+    "half.4711.tmp": b"",
+    "#notes#.json": b"{}",
+    "a#b#c.json": b'{"a": 1}',
+    "a#b#c.4711.tmp": b"text",
+    "a#b#d.lock": b"locked by 4711\n",
+    "a#b#e.json": b'{"schema": "https://json-schema.org/draft/2020-12/schema"}',
+    "model.safetensors": b"weights",
+}
+
+
+def test_files_of_others_are_never_swept(directory: Path, caplog: pytest.LogCaptureFixture):
+    """A user may set a folder of his own. Nothing in it is lost, and he is told once."""
+    directory.mkdir(mode=0o700)
+    for name, content in OF_OTHERS.items():
+        (directory / name).write_bytes(content)
+        os.utime(directory / name, (0, 0))
+    (directory / "src").mkdir()
+
+    for replica in ("first", "second"):
+        state_file(directory, replica).write({"stage": "READY"})
+
+    assert {name: (directory / name).read_bytes() for name in OF_OTHERS} == OF_OTHERS
+    [record] = caplog.records
+    assert record.message == (
+        f"the state directory {directory} has files that serve_warm did not write (#notes#.json, "
+        "a#b#c.4711.tmp, a#b#c.json and 11 more). They stay as they are. Set state_dir or "
+        "SERVE_WARM_STATE_DIR to a folder that is only for state files"
+    )
+
+
+def test_a_folder_of_its_own_is_no_trouble(directory: Path, caplog: pytest.LogCaptureFixture):
+    """Neither files of others' replicas nor unfinished ones cause a warning."""
+    for replica in ("first", LONG, "Ä b/c%"):
+        state_file(directory, replica).write({"stage": "READY"})
+    (directory / "app#Embedder#half.4711.tmp").touch()
+    state_file(directory, "later").write({"stage": "READY"})
+    assert caplog.text == ""
 
 
 def test_a_living_replica_is_never_swept(directory: Path):

@@ -217,7 +217,10 @@ def test_a_ticket_that_hangs_holds_up_no_start(process: Any):
     [
         ({"change": {"colour": "red"}}, "unknown fields: colour"),
         ({"change": {"imports": None}}, "is damaged: its imports has an impossible value"),
-        ({"change": {"offered_boot_s": "now"}}, "is damaged: its offered_boot_s has an impossible value"),
+        (
+            {"change": {"offered_boot_s": "now"}},
+            "is damaged: its offered_boot_s has an impossible value",
+        ),
         ({"no_file": True}, "seat-"),
     ],
     ids=["unknown", "not-a-list", "not-a-time", "no file of its own"],
