@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import subprocess
@@ -18,8 +19,10 @@ from prometheus_client import generate_latest
 from benchmarks.faults_node import PYTHONS, interpreter, read_with, serve, write_rows
 from conftest import wait_until
 from processes import run_to_end
+from reports import FULL
 from serve_warm import node
 from serve_warm._state_file import StateFile
+from serve_warm.cli import observed, reporting
 from serve_warm.node_server import server as node_server
 from serve_warm.node_server.ledger import Ledger
 from serve_warm.node_server.server import Server
@@ -159,6 +162,26 @@ def test_a_number_in_a_state_that_is_no_time_is_none(directory: Path, replica, n
     assert (found.condition, found.ready_s) == ("warm", None)
 
 
+@pytest.mark.parametrize("number", ["NaN", "1e999", "9" * 400, '"x"', "[" * 500 + "]" * 500])
+def test_status_and_report_show_the_others_beside_a_damaged_state(
+    directory: Path, replica, number: str
+):
+    """Whatever stands in place of each number of a state."""
+    replica(FULL)
+    replica(FULL, name="r2", spans=[["pull", 1.0, 2.0, False]]).close()
+    [path] = directory.glob("*r2.json")
+    path.write_text(re.sub(r"(?<=[ \[])-?\d[\d.e+-]*(?=[,}\]])", number, path.read_text()))
+    path.write_text(re.sub(r'"schema": [^,]+', '"schema": 1', path.read_text()))
+
+    shown = observed.of_directory(str(directory)).replicas
+    starts = reporting.of_node(str(directory))
+    json.dumps([*map(reporting.as_data, starts)], allow_nan=False)
+
+    assert [(each.replica, each.condition) for each in shown] == [("r1", "warm"), ("r2", "dead")]
+    assert [each.replica for each in starts] == ["r1", "r2"]
+    assert starts[1].spans == []
+
+
 def test_a_copy_of_a_state_hides_no_live_replica(directory: Path, replica):
     """A backup of a state file names the same replica, but holds no lock."""
     replica()
@@ -240,13 +263,12 @@ def test_thousands_of_damaged_files_change_no_answer_of_a_server():
 
 
 def test_rows_of_other_programs_stay(tmp_path: Path):
-    """`--json` replaces the rows of kind `node`, and nothing else in the file."""
+    """`--json` replaces the rows with the same names, and nothing else in the file."""
     file = tmp_path / "faults.json"
-    file.write_text('{"machine": 1, "rows": [{"kind": "store"}, {"kind": "node", "name": "old"}]}')
+    old = [{"kind": "store", "name": "a"}, {"kind": "node", "name": "a", "tries": 1}]
+    file.write_text(json.dumps({"machine": 1, "rows": old}))
 
-    write_rows(file, [{"kind": "node", "name": "new"}])
+    write_rows(file, [{"kind": "node", "name": "a", "tries": 2}])
 
-    assert '"machine": 1' in file.read_text()
-    assert '"store"' in file.read_text()
-    assert '"old"' not in file.read_text()
-    assert '"new"' in file.read_text()
+    kept = [{"kind": "store", "name": "a"}, {"kind": "node", "name": "a", "tries": 2}]
+    assert json.loads(file.read_text()) == {"machine": 1, "rows": kept}

@@ -150,7 +150,7 @@ def _of_replica(replica: node.Replica, now: float) -> Observed:
     stage = text_of(state.get("stage"))
     figures = _figures_of(state.get("metrics"), None if replica.condition == "dead" else now)
     verdict = text_of(state.get("verdict"))
-    since = _number(state.get("stage_boot_s"))
+    since = finite(state.get("stage_boot_s"))
     return Observed(
         application=application,
         deployment=deployment,
@@ -224,9 +224,9 @@ def _figures_of(table: Any, now: float | None) -> dict[tuple[str, str], float]:
     figures: dict[tuple[str, str], float] = {}
     for row in list_of(table):
         if isinstance(row, dict):
-            since_s = _number(row.get("since_boot_s"))
+            since_s = finite(row.get("since_boot_s"))
             for labels, written in samples_of(row):
-                number = _number(written)
+                number = finite(written)
                 if number is not None and since_s is not None and now is not None:
                     number = max(0.0, now - since_s)
                 if number is not None:
@@ -300,13 +300,14 @@ def list_of(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _number(value: Any) -> float | None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def finite(value: Any) -> float | None:
+    """Return a number in a state; None if it is not a number, infinite or too large for a float."""
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if ok else None
 
 
 def _count(value: Any) -> int | None:
-    number = _number(value)
+    number = finite(value)
     return None if number is None or number < 0 else int(number)
 
 

@@ -16,7 +16,7 @@ from serve_warm import node
 from serve_warm._records import record
 from serve_warm._spans import Span, describe
 from serve_warm.cli import screen
-from serve_warm.cli.observed import list_of, text_of
+from serve_warm.cli.observed import finite, list_of, text_of
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import MissingPackage, StoreError
 from serve_warm.report import LEVELS
@@ -191,20 +191,19 @@ def _seat(said: Any) -> str:
     known = {each.name for each in dataclasses.fields(SeatUse)}
     try:
         return SeatUse(**{name: said[name] for name in known & said.keys()}).text()
-    except (TypeError, ValueError):
+    except (ArithmeticError, TypeError, ValueError):
         return ""
 
 
 def _span(data: Any) -> Span | None:
     if isinstance(data, dict):
         data = [data.get(name) for name in ("name", "began_boot_s", "seconds", "beside")]
-    try:
-        name, began, seconds, beside = data
-        return Span(
-            name=str(name), began_boot_s=float(began), seconds=float(seconds), beside=bool(beside)
-        )
-    except (TypeError, ValueError):
+    if not isinstance(data, list) or len(data) != 4:
         return None
+    name, began_s, seconds, beside = text_of(data[0]), finite(data[1]), finite(data[2]), data[3]
+    if not name or began_s is None or seconds is None:
+        return None
+    return Span(name=name, began_boot_s=began_s, seconds=seconds, beside=bool(beside))
 
 
 def _count(value: Any) -> int:

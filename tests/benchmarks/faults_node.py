@@ -6,9 +6,9 @@
 
 Each supported Python that is installed reads 10,000 damaged files with `python -I -S`, as a probe
 does (`tests/support/damaged_node_process.py`). The Python that runs this program also answers
-`/readyz`, `/metrics` and `serve-warm status` for such files. A try fails if it raises an exception,
-or if an answer about the healthy replica changes. The program replaces its own rows in the file,
-and keeps all others. A Python that is not installed has a row with 0 tries.
+`/readyz`, `/metrics`, `serve-warm status` and `serve-warm report` for such files. A try fails if it
+raises an exception, or if an answer about the healthy replica changes. The program replaces its own
+rows in the file, and keeps all others. A Python that is not installed has a row with 0 tries.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from damaged_node_process import FOREVER_S, VICTIM, Folder  # noqa: E402
 from reports import FULL  # noqa: E402
 from serve_warm import node  # noqa: E402
 from serve_warm._state_file import StateFile  # noqa: E402
-from serve_warm.cli import observed  # noqa: E402
+from serve_warm.cli import observed, reporting  # noqa: E402
 from serve_warm.node_server.server import Server  # noqa: E402
 from serve_warm.replica.serve.shown_state import facts_of  # noqa: E402
 
@@ -125,6 +125,9 @@ def serve(tries: int, *, first: int = 0) -> dict[str, Any]:
                         if each.replica == "healthy"
                     ]
                     assert shown.warm, shown
+                    starts = reporting.of_node(str(folder.state))
+                    assert "healthy" in [start.replica for start in starts]
+                    json.dumps([*map(reporting.as_data, starts)], allow_nan=False)
                 outcomes[f"{kind} served"] += 1
             except Exception:  # noqa: BLE001 - a failure is counted, and the next file is tried
                 failures.append(f"{kind} {number}: {traceback.format_exc()}")
@@ -159,11 +162,13 @@ def _get(port: int, path: str) -> tuple[int, str]:
         return response.status, response.read().decode()
 
 
-def rows(tries: int, served: int) -> list[dict[str, Any]]:
-    """Return one row for each Python, and one for the server."""
+def rows(tries: int, served: int, wanted: str = "") -> list[dict[str, Any]]:
+    """Return one row for each Python, and one for the server, if its name contains `wanted`."""
     found = []
     for version in PYTHONS:
         name, python = f"damaged files, python {version} -I -S", interpreter(version)
+        if wanted not in name:
+            continue
         if python is None:
             said = f"python{version} is not installed"
             found.append(
@@ -171,7 +176,9 @@ def rows(tries: int, served: int) -> list[dict[str, Any]]:
             )
             continue
         found.append(_row(name, read_with(python, tries)))
-    found.append(_row("damaged files, the node server and status", serve(served)))
+    name = "damaged files, the node server, status and report"
+    if wanted in name:
+        found.append(_row(name, serve(served)))
     return found
 
 
@@ -190,9 +197,10 @@ def _row(name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_rows(file: Path, new: list[dict[str, Any]]) -> None:
-    """Replace the rows of kind `node` in a file of rows, and keep everything else."""
+    """Add rows to a file of rows, in place of those with the same names."""
     kept = json.loads(file.read_text()) if file.exists() else {}
-    rest = [row for row in kept.get("rows", []) if row["kind"] != "node"]
+    names = {(row["kind"], row["name"]) for row in new}
+    rest = [row for row in kept.get("rows", []) if (row["kind"], row["name"]) not in names]
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(json.dumps({**kept, "rows": [*rest, *new]}, indent=1) + "\n")
     temporary.replace(file)
@@ -200,11 +208,12 @@ def write_rows(file: Path, new: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="the file whose rows of kind `node` are replaced")
+    parser.add_argument("--json", type=Path, help="the file to add the rows to")
     parser.add_argument("--tries", type=int, default=TRIES, help="damaged files for each Python")
     parser.add_argument("--served", type=int, default=SERVED, help="tries of the node server")
+    parser.add_argument("--only", default="", help="only the rows whose names contain this text")
     asked = parser.parse_args()
-    found = rows(asked.tries, asked.served)
+    found = rows(asked.tries, asked.served, asked.only)
     for row in found:
         sys.stdout.write(f"{row['tries']:6} {row['name']}: {row['outcome']} ({row['said']})\n")
     if asked.json is not None:
