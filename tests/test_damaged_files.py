@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from benchmarks.faults_node import PYTHONS, interpreter, read_with, serve, write_rows
+from benchmarks.fault_rows import FaultRow, add_rows
+from benchmarks.faults_node import PYTHONS, interpreter, read_with, serve
 from conftest import wait_until
 from processes import run_to_end
 from reports import FULL
@@ -265,10 +266,12 @@ def test_thousands_of_damaged_files_change_no_answer_of_a_server():
 def test_rows_of_other_programs_stay(tmp_path: Path):
     """`--json` replaces the rows with the same names, and nothing else in the file."""
     file = tmp_path / "faults.json"
-    old = [{"kind": "store", "name": "a"}, {"kind": "node", "name": "a", "tries": 1}]
-    file.write_text(json.dumps({"machine": 1, "rows": old}))
-
-    write_rows(file, [{"kind": "node", "name": "a", "tries": 2}])
-
-    kept = [{"kind": "store", "name": "a"}, {"kind": "node", "name": "a", "tries": 2}]
-    assert json.loads(file.read_text()) == {"machine": 1, "rows": kept}
+    old, new, other = (
+        FaultRow(name="a", kind=kind, tries=tries, outcome="", said="")
+        for kind, tries in (("node", 1), ("node", 2), ("store", 1))
+    )
+    add_rows(file, [other, old])
+    add_rows(file, [new])
+    assert json.loads(file.read_text()) == {"rows": [new, other]}
+    add_rows(file, [new], whole=["store"])
+    assert json.loads(file.read_text()) == {"rows": [new]}

@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import http.client
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -32,8 +31,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = ROOT / "tests/support"
-sys.path[:0] = [str(ROOT), str(SUPPORT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(SUPPORT)]
 
+from benchmarks.fault_rows import FaultRow, add_rows  # noqa: E402
 from damaged_node_process import FOREVER_S, VICTIM, Folder  # noqa: E402
 from reports import FULL  # noqa: E402
 from serve_warm import node  # noqa: E402
@@ -162,7 +162,7 @@ def _get(port: int, path: str) -> tuple[int, str]:
         return response.status, response.read().decode()
 
 
-def rows(tries: int, served: int, wanted: str = "") -> list[dict[str, Any]]:
+def rows(tries: int, served: int, wanted: str = "") -> list[FaultRow]:
     """Return one row for each Python, and one for the server, if its name contains `wanted`."""
     found = []
     for version in PYTHONS:
@@ -182,7 +182,7 @@ def rows(tries: int, served: int, wanted: str = "") -> list[dict[str, Any]]:
     return found
 
 
-def _row(name: str, found: dict[str, Any]) -> dict[str, Any]:
+def _row(name: str, found: dict[str, Any]) -> FaultRow:
     outcome = "healthy replica unchanged" if not found["failed"] else f"{found['failed']} failed"
     counted = ", ".join(f"{number} {what}" for what, number in sorted(found["outcomes"].items()))
     for text in found["first"]:
@@ -196,16 +196,6 @@ def _row(name: str, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_rows(file: Path, new: list[dict[str, Any]]) -> None:
-    """Add rows to a file of rows, in place of those with the same names."""
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    names = {(row["kind"], row["name"]) for row in new}
-    rest = [row for row in kept.get("rows", []) if (row["kind"], row["name"]) not in names]
-    temporary = file.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({**kept, "rows": [*rest, *new]}, indent=1) + "\n")
-    temporary.replace(file)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, help="the file to add the rows to")
@@ -217,7 +207,7 @@ def main() -> None:
     for row in found:
         sys.stdout.write(f"{row['tries']:6} {row['name']}: {row['outcome']} ({row['said']})\n")
     if asked.json is not None:
-        write_rows(asked.json, found)
+        add_rows(asked.json, found)
     sys.exit(any(row["outcome"].endswith("failed") for row in found))
 
 

@@ -20,13 +20,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS.parent), str(TESTS / "support")]
+sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "support")]
 
 import secret_forms  # noqa: E402 - found through the line above
 from artifacts import new_key  # noqa: E402
+from benchmarks.fault_rows import FaultRow, add_rows  # noqa: E402
 from charts import ENGINES, Refused, example, laid_over  # noqa: E402
 from serve_warm._redaction import redact  # noqa: E402
 from serve_warm.errors import ServeWarmError  # noqa: E402
@@ -38,14 +38,14 @@ KINDS = ("trust", "secret")
 TRIES = 10
 ECHOED = "correct horse/battery+staple"
 
-Rows = Iterator[dict[str, Any]]
+Rows = Iterator[FaultRow]
 
 
-def row(kind: str, name: str, *, tries: int, outcome: str, said: str) -> dict[str, Any]:
+def row(kind: str, name: str, *, tries: int, outcome: str, said: str) -> FaultRow:
     return {"name": name, "kind": kind, "tries": tries, "outcome": outcome, "said": said}
 
 
-def refuses(name: str, tries: int, trust: Callable[[], object]) -> dict[str, Any]:
+def refuses(name: str, tries: int, trust: Callable[[], object]) -> FaultRow:
     """Return the row of something that must be refused."""
     try:
         trust()
@@ -126,7 +126,7 @@ def secrets() -> Rows:
             os.environ[name] = before
 
 
-def hides(name: str, forms: Sequence[tuple[str, tuple[str, ...]]]) -> dict[str, Any]:
+def hides(name: str, forms: Sequence[tuple[str, tuple[str, ...]]]) -> FaultRow:
     """Return the row of texts that must not show their credentials."""
     redacted = [(redact(text), hidden) for text, hidden in forms]
     leaked = [text for text, hidden in redacted if any(each in text for each in hidden)]
@@ -145,10 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     rows = [each for part in (weak_keys, pems, envelopes, charts, secrets) for each in part()]
     if options.json is not None:
-        kept = json.loads(options.json.read_text()) if options.json.exists() else []
-        kept = [each for each in kept if each["kind"] not in KINDS]
-        lines = ",\n".join(json.dumps(each) for each in (*kept, *rows))
-        options.json.write_text(f"[\n{lines}\n]\n")
+        add_rows(options.json, rows, whole=KINDS)
     leaked = [each for each in rows if each["outcome"] == "leaked"]
     for each in leaked:
         sys.stderr.write(f"{each['kind']}: {each['name']}: {each['said']}\n")
