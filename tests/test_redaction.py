@@ -37,8 +37,8 @@ from serve_warm.inputs import Input
 from serve_warm.precompile.facts.table import _short, take
 from serve_warm.precompile.facts.torch_errors import describe_failure
 from serve_warm.replica.serve.calls import Exchange
+from serve_warm.stores.bucket_answers import boil_down
 from serve_warm.stores.hub_client import explain_failure
-from serve_warm.stores.object_store import boil_down
 
 KEY_ID = "AKIAIOSFODNN7EXAMPLE"
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import io
 import re
+import secrets
 import threading
 import time
-import urllib.parse
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, closing, suppress
 from datetime import timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from serve_warm._records import record
-from serve_warm._redaction import first_line, tainted
+from serve_warm._redaction import tainted
 from serve_warm._store_address import BucketScheme
 from serve_warm.config import environment
 from serve_warm.errors import (
@@ -44,6 +45,21 @@ from serve_warm.stores import (
     explain_change,
     is_key,
     pieces_of,
+)
+from serve_warm.stores.bucket_answers import (
+    CODES,
+    CREDENTIALS,
+    OTHER_SERVER,
+    TRANSIENT,
+    VARIABLES,
+    Cause,
+    boil_down,
+    describe_endpoint,
+    explain_answer,
+    explain_credentials,
+    explain_transport,
+    is_html,
+    status_and_code,
 )
 
 if TYPE_CHECKING:
@@ -162,33 +178,81 @@ class ObjectStore:
         folder, _, begun = (start := own + prefix).rpartition("/")
         after = f"{start[:-1]}{chr(ord(start[-1]) - 1)}\U0010fffd" if begun else None
         stream = obstore.list(self._reader, folder or None, offset=after)
+        is_empty = True
         while (some := self._ask("list", prefix, lambda: next(stream, None))) is not None:
+            is_empty = is_empty and not some
             found = {each["path"].removeprefix(own): each["last_modified"] for each in some}
             yield [
                 Listed(key=key, modified_unix=when.timestamp())
                 for key, when in found.items()
                 if key.startswith(prefix) and is_key(key)
             ]
+        if is_empty:
+            self._check_is_store("list", prefix)
+
+    def _check_is_store(self, verb: str, key: str) -> None:
+        """Raise if the server does not answer as a store does.
+
+        obstore reads any well-formed page with status 200, such as a web console, as a listing
+        without objects, and as the object under every key. A store says that a new random key has
+        no object.
+
+        Raises:
+            StoreDenied: the server is not a store.
+        """
+        import obstore
+
+        path, is_answered = self._path(secrets.token_hex(16)), False
+        failure = _Failure()
+        with failure:
+            obstore.get(self._reader, path)
+            is_answered = True
+        if is_answered:
+            raise self._not_a_store(verb, key)
+        status, code = status_and_code(str(failure.error))
+        if not code and (status not in (403, 404) or is_html(str(failure.error))):
+            raise self._translate(failure.error, verb, key) from tainted(failure.error)
+
+    def _not_a_store(self, verb: str, key: str) -> StoreDenied:
+        server = describe_endpoint(self.scheme, environment())
+        return StoreDenied(
+            f"{self.uri}{server}: cannot {verb} {key!r}: the server is not a store: it answers "
+            "every request with a page",
+            hint=OTHER_SERVER[self.scheme],
+        )
 
     def head(self, key: str) -> Object:
         """Return the size, time and ETag of an object."""
         import obstore
 
         path = self._path(key)
-        return _object(key, self._ask("read", key, lambda: obstore.head(self._reader, path)))
+
+        def ask() -> ObjectMeta:
+            failure = _Failure()
+            with failure:
+                return obstore.head(self._reader, path)
+            status, code = status_and_code(str(failure.error))
+            if 400 <= status < 500 and status not in (404, *TRANSIENT) and not code:
+                # The answer to HEAD has no body, and so no code that says why.
+                return obstore.get(self._reader, path, options={"range": (0, 1)}).meta
+            raise failure.error
+
+        return _object(key, self._ask("read", key, ask))
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return an object of at most `max_bytes`, with one GET. Larger objects are not read."""
         path = self._path(key)
 
-        def ask() -> tuple[int, bytes]:
+        def ask() -> tuple[int, bytes, str]:
             import obstore
 
             result = obstore.get(self._reader, path)
-            size = result.meta["size"]
-            return size, bytes(result.bytes()) if size <= max_bytes else b""
+            size, kind = result.meta["size"], str(result.attributes.get("Content-Type", ""))
+            return size, bytes(result.bytes()) if size <= max_bytes else b"", kind
 
-        size, data = self._ask("read", key, ask)
+        size, data, kind = self._ask("read", key, ask)
+        if kind.startswith("text/html"):
+            raise self._not_a_store("read", key)
         if size > max_bytes:
             raise ObjectTooLarge(key, store=self.uri, max_bytes=max_bytes)
         if len(data) != size:
@@ -299,6 +363,7 @@ class ObjectStore:
             if written and (there.size_bytes, there.version) == (size, written):
                 return
         if there.size_bytes != size or not self._holds(there, source):
+            self._check_is_store("write", key)
             raise ObjectExists(key, store=self.uri)
 
     def delete(self, key: str) -> None:
@@ -410,10 +475,11 @@ class ObjectStore:
                 "base": 2,
             },
         }
-        failure = _Failure(ValueError)
+        more = self._trust(settings)
+        failure = _Failure()
         with failure:
             store: S3Store | GCSStore | AzureStore = stores[self.scheme](
-                self.bucket, config=settings, retry_config=retries
+                self.bucket, config=settings, retry_config=retries, **more
             )
             return store
         # Not ConfigError, which would fail a start. Only the environment of one machine is wrong,
@@ -424,58 +490,88 @@ class ObjectStore:
             hint=f"correct the variables {VARIABLES[self.scheme]}_*: " + CREDENTIALS[self.scheme],
         ) from tainted(failure.error)
 
+    def _trust(self, settings: dict[str, str]) -> dict[str, Any]:
+        """Return the arguments that make obstore trust the CAs in AWS_CA_BUNDLE.
+
+        Raises:
+            StoreDenied: the file cannot be read.
+        """
+        path = environment().get("AWS_CA_BUNDLE") if self.scheme == "s3" else None
+        if not path:
+            return {}
+        try:
+            certificates = Path(path).read_bytes()
+        except OSError as error:
+            raise StoreDenied(
+                f"{self.uri}: cannot read AWS_CA_BUNDLE={path}: {error.strerror}",
+                hint="mount the file, or correct AWS_CA_BUNDLE",
+            ) from error
+        # `client_options` replaces what obstore read from the environment, and `settings` wins.
+        for name, value in environment().items():
+            setting = name.removeprefix("AWS_").lower()
+            if name.startswith("AWS_") and setting in _CLIENT_SETTINGS:
+                settings.setdefault(setting, value)
+        return {"client_options": {"root_certificate": certificates}}
+
     def _ask(self, verb: str, key: str, ask: Callable[[], T]) -> T:
         """Return obstore's answer. Translate obstore's exceptions to one-line StoreErrors."""
-        failure = _Failure(FileNotFoundError)
+        failure = _Failure()
         with failure:
             return ask()
         raise self._translate(failure.error, verb, key) from tainted(failure.error)
 
-    def _translate(  # noqa: PLR0911 - one return for each kind of error, in order
-        self, error: BaseException, verb: str, key: str
-    ) -> StoreError:
+    def _translate(self, error: BaseException, verb: str, key: str) -> StoreError:
         text = str(error)
         status, code = status_and_code(text)
         server = describe_endpoint(self.scheme, environment())
         attempt = f"{self.uri}{server}: cannot {verb} {key!r}"
-        reason = boil_down(error)
-        asked_in_vain = CREDENTIAL_SOURCES.search(text) and status not in TRANSIENT
-        if asked_in_vain or (not status and TOKEN_FILE.search(text)):
-            return StoreDenied(
-                f"{attempt}: no credentials: {reason}", hint=CREDENTIALS[self.scheme]
+        reason = explain_credentials(error, self.scheme, environment())
+        if reason is None:
+            if _is_panic(error) or (
+                not status and ("builder error" in text or "BadScheme" in text)
+            ):
+                reason = self._explain_setting(error)
+            elif code not in CODES and not is_html(text):
+                if verb not in ("write", "list") and (
+                    status == 404 or isinstance(error, FileNotFoundError)
+                ):
+                    return ObjectNotFound(key, store=self.uri)
+                if verb == "read" and status == 412:
+                    return explain_change(self.uri, key)
+        if reason is None:
+            answered = status or "Received redirect" in text
+            reason = (
+                explain_answer(error, self.scheme, verb)
+                if answered
+                else explain_transport(error, self.scheme)
             )
-        if _is_panic(error) or (not status and ("builder error" in text or "BadScheme" in text)):
-            variables = VARIABLES[self.scheme]
-            return StoreDenied(
-                f"{attempt}: no valid request is possible with these settings: {reason}",
-                hint=f"check the variables {variables}_* for spaces, line breaks or an endpoint "
-                f"without a scheme; {variables}_ALLOW_HTTP=true allows an endpoint with http://",
-            )
-        if code in NO_BUCKET or (status == 404 and verb == "list"):
-            return StoreDenied(
-                f"{attempt}: there is no such bucket ({reason})",
-                hint="create the bucket, or correct the address, the region or the endpoint",
-            )
-        if status in (401, 403) or code in DENIED or (status == 400 and not code):
-            return StoreDenied(f"{attempt}: {reason}", hint=CREDENTIALS[self.scheme])
-        if "Received redirect" in text:
-            return StoreDenied(
-                f"{attempt}: the store says that the bucket is in another region",
-                hint="set AWS_REGION to the region of the bucket",
-            )
-        if verb != "write" and (status == 404 or isinstance(error, FileNotFoundError)):
-            return ObjectNotFound(key, store=self.uri)
-        if verb == "read" and status == 412:
-            return explain_change(self.uri, key)
-        unreached = "" if status else "check that the store is up and can be reached from here"
-        return StoreError(f"{attempt}: {reason}", hint=unreached)
+        kind = StoreDenied if reason.is_final else StoreError
+        return kind(f"{attempt}: {reason.what}", hint=reason.hint)
 
+    def _explain_setting(self, error: BaseException) -> Cause:
+        variables = VARIABLES[self.scheme]
+        return Cause(
+            what=f"no valid request is possible with these settings: {boil_down(error)}",
+            hint=f"check the variables {variables}_* for spaces, line breaks or an endpoint "
+            f"without a scheme; {variables}_ALLOW_HTTP=true allows an endpoint with http://",
+            is_final=True,
+        )
+
+
+_CLIENT_SETTINGS = (
+    *("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_ca_certificate"),
+    *("proxy_excludes", "user_agent", "http1_only", "http2_only", "randomize_addresses"),
+)
+"""Settings of obstore's HTTP client that it reads from variables with the prefix AWS_."""
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 
 
 class _Failure(AbstractContextManager["_Failure"]):
-    """Catches obstore's exceptions and exceptions of the given kinds, to translate them later.
+    """Catches every exception of obstore, to translate it later.
+
+    Whatever a server answers, the store failed, and not the start of a replica. For example, a date
+    after the year 9999 makes obstore raise a ValueError.
 
     There are two reasons not to use an `except` block. First, an error raised in an `except` block
     keeps the original error as its context, and error trackers show the original text. Second, a
@@ -486,13 +582,8 @@ class _Failure(AbstractContextManager["_Failure"]):
 
     error: BaseException
 
-    def __init__(self, *kinds: type[Exception]) -> None:
-        self._kinds = kinds
-
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
-        from obstore.exceptions import BaseError
-
-        if error is None or not (isinstance(error, (BaseError, *self._kinds)) or _is_panic(error)):
+        if error is None or not (isinstance(error, Exception) or _is_panic(error)):
             return False
         self.error = error
         return True
@@ -524,103 +615,3 @@ def _object(key: str, meta: ObjectMeta) -> Object:
 
 def _size_of(source: bytes | BinaryIO) -> int:
     return len(source) if isinstance(source, bytes) else source.seek(0, io.SEEK_END)
-
-
-# Failures -----------------------------------------------------------------------------------------
-
-
-_STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
-
-NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
-
-DENIED = (
-    *("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"),
-    *("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed"),
-    *("AuthenticationFailed", "InvalidAuthenticationInfo", "InvalidIdentityToken"),
-)
-"""Error codes that mean that permission is missing. Some of these codes come with status 400."""
-
-TRANSIENT = (408, 429, 500, 502, 503, 504)
-
-CREDENTIAL_SOURCES = re.compile(
-    r"performing \w+ (https?://(?:169\.254\.[\d.]+|\[fd00:ec2:[^\]]+\]|sts\.[\w.-]+"
-    r"|login\.microsoftonline\.com|oauth2\.googleapis\.com)"
-    r"|https?://[^/\s]+(?=/latest/(?:api|meta-data)/|/computeMetadata/|/metadata/identity/))"
-)
-"""Pattern that matches the address of a credential endpoint in the error text of a failed request
-for credentials."""
-
-TOKEN_FILE = re.compile(r"(?:Failed to read|Error reading) [\w ]{0,40}token file")
-"""Pattern that matches the error text if the token file of a web identity or pod identity is
-missing."""
-
-CREDENTIALS: dict[BucketScheme, str] = {
-    "s3": "give the process AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role (web "
-    "identity, pod identity, instance); renew expired credentials",
-    "gs": "give the process GOOGLE_APPLICATION_CREDENTIALS, or an attached service account",
-    "az": "give the process AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or a "
-    "managed identity",
-}
-
-VARIABLES: dict[BucketScheme, str] = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
-
-_REASONS = (
-    # The first match in obstore's text wins. The text shows the cause below the message.
-    ("ConnectionRefused", "connection refused"),
-    ("ConnectionReset", "the connection was reset"),
-    ("dns error", "the host name cannot be resolved"),
-    ("certificate", "the server's certificate is not accepted"),
-    ("TimedOut", "timeout: no complete answer in time"),
-    ("IncompleteMessage", "the connection ended before the answer was complete"),
-    ("IncompleteBody", "the answer ended early"),
-    ("UnexpectedEof", "the answer ended early"),
-    ("BadScheme", "an endpoint with http://"),
-)
-
-
-def status_and_code(text: str) -> tuple[int, str]:
-    """Return the HTTP status and the store's error code from an error text; 0 and "" if missing."""
-    status, code = _STATUS.search(text), _CODE.search(text)
-    return int(status.group(1)) if status else 0, code.group(1) if code else ""
-
-
-def boil_down(error: BaseException) -> str:
-    """Return a short description of an obstore error, whose own text has several lines."""
-    text = str(error)
-    status, code = status_and_code(text)
-    if status:
-        return f"HTTP {status} {code}".rstrip()
-    for sign, reason in _REASONS:
-        if sign in text:
-            return reason
-    return first_line(text, 200)
-
-
-_ENDPOINTS: dict[BucketScheme, tuple[str, ...]] = {
-    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    "gs": (),
-    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-}
-"""Environment variables that select a server other than the provider's. The first variable that is
-set wins."""
-
-
-def describe_endpoint(scheme: BucketScheme, environ: Mapping[str, str]) -> str:
-    """Return ` at SERVER (VARIABLE)` if an environment variable sets a server, else "".
-
-    The text has only scheme, host and port, because a user name, path or query could contain a
-    credential.
-
-    >>> describe_endpoint("s3", {"AWS_ENDPOINT_URL": "http://me:secret@127.0.0.1:9/x?y"})
-    ' at http://127.0.0.1:9 (AWS_ENDPOINT_URL)'
-    """
-    name = next((each for each in _ENDPOINTS[scheme] if environ.get(each)), None)
-    if name is None:
-        return ""
-    try:
-        parts = urllib.parse.urlsplit(environ[name].strip())
-    except ValueError:
-        return f" ({name} is not a server URL)"
-    host = parts.netloc.rpartition("@")[2]
-    return f" at {parts.scheme}://{host} ({name})" if host else f" ({name} is not a server URL)"

@@ -1,0 +1,115 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What serve_warm says about each answer of a store that `tests/support/store_answers.py` lists.
+
+    python tests/benchmarks/faults_stores.py --json tests/benchmarks/results/faults.json
+
+A local server gives each answer to the real clients. A row has the outcome: `named` if the error
+names the cause and its hint fits, else `wrong hint`, `wrong kind` (retried or not, wrongly),
+`start failed` (an exception that is not a StoreError), `no error` or `hung`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as HungError
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+
+from serve_warm.stores import list_keys, open_store  # noqa: E402
+from store_answers import (  # noqa: E402
+    ANSWERS,
+    NO_STORES,
+    ODD_LISTINGS,
+    Answer,
+    AnyAnswer,
+    any_answer,
+    bucket_environment,
+    find_fault,
+)
+
+HUNG_S = 60.0
+KIND = "store"
+
+
+def cases() -> Iterator[tuple[str, Answer]]:
+    for scheme in ("s3", "gs", "az"):
+        yield from ((scheme, answer) for answer in ANSWERS[scheme])
+        yield from ((scheme, answer) for answer in NO_STORES)
+        if scheme != "az":
+            yield from ((scheme, answer) for answer in ODD_LISTINGS)
+
+
+def judge(answer: Answer, ask: Callable[[], object]) -> tuple[str, str]:
+    """Return the outcome of a call, and the text of its error."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(ask)
+    try:
+        result = future.result(HUNG_S)
+    except HungError:
+        return "hung", ""
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is judged
+        return find_fault(answer, error) or "named", str(error)
+    finally:
+        pool.shutdown(wait=False)
+    return "no error", repr(result)
+
+
+def run(server: AnyAnswer) -> Iterator[dict[str, Any]]:
+    for scheme, answer in cases():
+        server.answer = answer
+        server.requests.clear()
+        store = open_store(f"{scheme}://bucket/pre")
+        outcome, said = judge(answer, lambda store=store: list_keys(store, "statements/"))
+        tries = len(server.requests)
+        said = said.replace(server.url, "http://SERVER")
+        yield {
+            "name": f"{scheme}: {answer.name}",
+            "kind": KIND,
+            "tries": tries,
+            "outcome": outcome,
+            "said": said,
+        }
+
+
+def save(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Replace the rows of this kind in the file, and keep everything else."""
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    others = [row for row in kept.get("rows", []) if row["kind"] != KIND]
+    path.write_text(json.dumps({**kept, "rows": [*others, *rows]}, indent=1) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="file whose rows of this kind are replaced")
+    chosen = parser.parse_args()
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")) or "PROXY" in name.upper():
+            del os.environ[name]
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, any_answer() as server:
+        os.environ.update(bucket_environment(server.url, Path(folder)))
+        rows = list(run(server))
+    counts = Counter(row["outcome"] for row in rows)
+    wrong = [row for row in rows if row["outcome"] != "named"]
+    sys.stdout.writelines(f"{row['outcome']}: {row['name']}: {row['said']}\n" for row in wrong)
+    took_s = time.perf_counter() - began
+    sys.stdout.write(f"{len(rows)} answers in {took_s:.0f} s: {dict(counts)}\n")
+    if chosen.json:
+        save(chosen.json, rows)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
