@@ -130,6 +130,9 @@ class CompilerMissing(ServeWarmError):
 class StoreError(ServeWarmError):
     """A store could not be read or written."""
 
+    retry_after_s: float = 0.0
+    """Seconds that the store asks its clients to wait; 0 if it does not say."""
+
 
 class StoreDenied(StoreError):
     """The store refuses the credentials, or there are no credentials. Retrying does not help."""

@@ -21,9 +21,10 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -36,7 +37,6 @@ from serve_warm.errors import (
     ObjectExists,
     ObjectNotFound,
     ObjectTooLarge,
-    StoreDenied,
     StoreError,
 )
 from serve_warm.stores import (
@@ -50,21 +50,22 @@ from serve_warm.stores import (
     pieces_of,
 )
 from serve_warm.stores.hub_client import (
-    LOG_IN,
+    OTHER_SERVER,
     OutrunError,
     Pulse,
     T,
     ask_json,
+    explain_answer,
     explain_failure,
     hide_progress_bars,
     import_client,
     listener,
     open_api,
+    read_retry_after,
 )
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, RepoFile, RepoFolder
-    from huggingface_hub.errors import HfHubHTTPError
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,10 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _COMMIT_TRIES = 20
 """Maximum number of attempts to make a commit. After each conflict, the store checks the newest
 commit again."""
+
+
+_REPEATS = 5
+"""Maximum number of times to repeat one request."""
 
 
 _SLOWEST_UPLOAD = 256 * 1024
@@ -222,7 +227,7 @@ class HubStore:
             key=key,
             size_bytes=file.size,
             # If the time is unknown, treat the object as new: a prune would remove an old object.
-            modified_unix=date.timestamp() if date else time.time(),
+            modified_unix=_seconds(date) if date else time.time(),
             version=commit,
         )
 
@@ -321,7 +326,9 @@ class HubStore:
 
         commit = self._call("resolve", self.revision, ask)
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-            raise StoreError(f"{self.uri}: the Hub returned no commit for {self.revision!r}")
+            raise StoreError(
+                f"{self.uri}: the Hub returned no commit for {self.revision!r}", hint=OTHER_SERVER
+            )
         return commit
 
     def _check_branch(self, verb: str, key: str) -> None:
@@ -447,15 +454,15 @@ class HubStore:
             from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
             url = hf_hub_url(self.repository, self._path(key), revision=commit)
-            metadata = get_hf_file_metadata(url, retry_on_errors=True)
+            metadata = get_hf_file_metadata(url, retry_on_errors=False)
             return metadata.commit_hash, metadata.size
 
-        answered, size_bytes = self._call("read", key, ask)
+        answered, size_bytes = self._call("read", key, ask, repeats=True)
         if answered != commit:
             raise StoreError(
                 f"{self.uri}: requested {key!r} at commit {commit}, but the answer is for "
                 f"{excerpt(str(answered), 40)!r}",
-                hint="" if answered else "check that HF_ENDPOINT or the proxy points to a Hub",
+                hint="" if answered else OTHER_SERVER,
             )
         if size_bytes is None:
             raise StoreError(f"{self.uri}: the Hub reports no size for {key!r}")
@@ -506,14 +513,43 @@ class HubStore:
     # --- calls of huggingface_hub -------------------------------------------------------
 
     def _call(
-        self, verb: str, key: str, ask: Callable[[Pulse], T], *, silence_s: float | None = None
+        self,
+        verb: str,
+        key: str,
+        ask: Callable[[Pulse], T],
+        *,
+        silence_s: float | None = None,
+        repeats: bool = False,
     ) -> T:
         """Return the client's answer. The client's exceptions become StoreErrors.
+
+        If the Hub is busy and says when to come back, the call waits and repeats the request, but
+        waits no longer than `silence_s` in total. With `repeats`, it repeats the request after
+        other failures too, because the client does not.
 
         Most of the client's requests have no timeout, and no timeout can be set for a single call.
         So each call runs in its own thread. If the call times out, the thread is abandoned.
         """
         silence_s = self.silence_s if silence_s is None else silence_s
+        until = time.monotonic() + silence_s
+        for tries in itertools.count(1):
+            future = self._run(verb, key, ask, silence_s)
+            # Raise outside of any `except` block, so that the client's exception does not become
+            # the context of the new one.
+            error = future.exception()
+            if error is None:
+                return future.result()
+            failure = self._translate(error, verb, key)
+            pause_s = failure.retry_after_s
+            if repeats and not pause_s and type(failure) is StoreError:
+                pause_s = min(8.0, 2.0 ** (tries - 1))
+            if not pause_s or tries > _REPEATS or time.monotonic() + pause_s > until:
+                raise failure from tainted(error)
+            time.sleep(pause_s)
+        raise AssertionError  # the loop has no end
+
+    def _run(self, verb: str, key: str, ask: Callable[[Pulse], T], silence_s: float) -> Future[T]:
+        """Return the ended call; raise if the Hub is silent for too long."""
         pulse = Pulse()
         future = begin(functools.partial(ask, pulse), name="serve_warm-hub")
         try:
@@ -527,12 +563,7 @@ class HubStore:
                 wait([future], timeout=left_s)
         finally:
             pulse.given_up = True
-        # Raise outside of any `except` block, so that the client's exception does not become the
-        # context of the new one.
-        error = future.exception()
-        if error is None:
-            return future.result()
-        raise self._translate(error, verb, key) from tainted(error)
+        return future
 
     def _translate(self, error: BaseException, verb: str, key: str) -> StoreError:
         from huggingface_hub import errors
@@ -544,26 +575,17 @@ class HubStore:
         answers = [one for one in causes if isinstance(one, errors.HfHubHTTPError)]
         if answers and isinstance(answers[0], errors.RemoteEntryNotFoundError):
             return ObjectNotFound(key, store=self.uri)
-        kind, what, hint = self._answer(answers[0]) if answers else explain_failure(causes[-1])
-        return kind(f"{self.uri}: cannot {verb} {key!r}: {what}", hint=hint)
+        kind, what, hint = (
+            explain_answer(answers[0], repository=self.repository, revision=self.revision)
+            if answers
+            else explain_failure(causes[-1])
+        )
+        pause_s = read_retry_after(answers[0]) if answers else 0.0
+        text = f"{self.uri}: cannot {verb} {key!r}: {what}"
+        return kind(text, hint=hint, **({"retry_after_s": pause_s} if pause_s else {}))
 
-    def _answer(self, error: HfHubHTTPError) -> tuple[type[StoreError], str, str]:
-        from huggingface_hub import errors
 
-        status = error.response.status_code
-        if isinstance(error, errors.GatedRepoError):
-            what = "the repository is gated, and this account has no access"
-            return StoreDenied, what, f"request access on the repository's page; {LOG_IN}"
-        if isinstance(error, errors.RepositoryNotFoundError):
-            what = "the repository does not exist, or this account cannot see it"
-            hint = f"create it with `hf repos create {self.repository}`, or log in: {LOG_IN}"
-            return StoreDenied, what, hint
-        if isinstance(error, errors.RevisionNotFoundError):
-            what = f"the repository has no revision {self.revision!r}"
-            return StoreDenied, what, "create the branch, or correct the address"
-        if status in (401, 403):
-            return StoreDenied, f"the Hub denied access (HTTP {status})", LOG_IN
-        if status in (409, 412):
-            what = f"another commit reached the branch first (HTTP {status})"
-            return OutrunError, what, "retry, or publish to another branch"
-        return StoreError, f"the Hub answered HTTP {status}", ""
+def _seconds(date: datetime) -> float:
+    # `timestamp` raises OverflowError and ValueError for some dates without a time zone.
+    known = date if date.tzinfo else date.replace(tzinfo=timezone.utc)
+    return known.timestamp()

@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
-from contextlib import AbstractContextManager, closing
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import field
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from serve_warm._records import record
@@ -16,6 +19,7 @@ from serve_warm.errors import MissingPackage, StoreDenied, StoreError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
 
 
 T = TypeVar("T")
@@ -67,23 +71,147 @@ class Pulse:
         self.at = time.monotonic()
 
 
-def explain_failure(error: BaseException) -> tuple[type[StoreError], str, str]:
+class NoHubError(Exception):
+    """The answer is not the JSON that a Hub sends."""
+
+
+OTHER_SERVER = (
+    "check that HF_ENDPOINT is the address of a Hub, and that HTTPS_PROXY, NO_PROXY or a login "
+    "page of the network do not send requests elsewhere"
+)
+"""The hint for an answer that no Hub gives."""
+
+Explained = tuple[type[StoreError], str, str]
+"""The error class, the text and the hint for a failure."""
+
+_SERVER_TROUBLE = "retry later; if this lasts, read the status page https://status.huggingface.co"
+
+_ANSWERS: Mapping[str | int, Explained] = {
+    # The header X-Error-Code comes first. It is missing in many answers.
+    "GatedRepo": (
+        StoreDenied,
+        "the repository is gated, and this account has no access",
+        f"request access on the repository's page; {LOG_IN}",
+    ),
+    "RepoNotFound": (
+        StoreDenied,
+        "the repository does not exist, or this account cannot see it",
+        f"create it with `hf repos create {{repository}}`, or log in: {LOG_IN}",
+    ),
+    "DisabledRepo": (
+        StoreDenied,
+        "the Hub has disabled the repository",
+        "use another repository, or ask the Hub's support",
+    ),
+    "RevisionNotFound": (
+        StoreDenied,
+        "the repository has no revision {revision!r}",
+        "create the branch, or correct the address",
+    ),
+    401: (StoreDenied, "the Hub denied access", LOG_IN),
+    402: (
+        StoreDenied,
+        "the account has no storage left or needs a payment",
+        "read the billing page of the account, or delete artifacts",
+    ),
+    403: (StoreDenied, "the Hub denied access", LOG_IN),
+    409: (
+        OutrunError,
+        "another commit reached the branch first",
+        "retry, or publish to another branch",
+    ),
+    412: (
+        OutrunError,
+        "another commit reached the branch first",
+        "retry, or publish to another branch",
+    ),
+    429: (
+        StoreError,
+        "the Hub received too many requests from this account or network",
+        "start fewer replicas at once, raise pull_deadline_s, or use a token with higher limits",
+    ),
+    **dict.fromkeys(range(500, 505), (StoreError, "the Hub has a problem", _SERVER_TROUBLE)),
+}
+"""What the Hub's error codes and HTTP statuses mean. The text and the hint are format strings."""
+
+
+def explain_answer(error: HfHubHTTPError, *, repository: str, revision: str) -> Explained:
+    """Return the error class, the text and the hint for an HTTP answer with an error status."""
+    from huggingface_hub import errors
+
+    headers, status = error.response.headers, error.response.status_code
+    code = excerpt(headers.get("X-Error-Code", ""), 60)
+    answer = f"HTTP {status} {code}".rstrip()
+    if not code and is_html(error.response):
+        kind = StoreError if status >= 500 else StoreDenied
+        return kind, f"{answer} (an HTML page)", OTHER_SERVER
+    known = code
+    # The client recognizes these answers also without a code.
+    if isinstance(error, errors.DisabledRepoError):
+        known = "DisabledRepo"
+    elif isinstance(error, errors.RepositoryNotFoundError) and code not in _ANSWERS:
+        known = "RepoNotFound"
+    kind, what, hint = _ANSWERS.get(known) or _ANSWERS.get(status) or (StoreError, "", "")
+    if code and known not in _ANSWERS:
+        hint = ""  # the code is unknown, and so is the cause
+    filled = what.format(revision=revision)
+    pause_s = read_retry_after(error)
+    wait = f", and asks to wait {pause_s:.0f} s" if pause_s else ""
+    text = f"{filled} ({answer}){wait}" if what else f"the Hub answered {answer}{wait}"
+    return kind, text, hint.format(repository=repository)
+
+
+def is_html(answer: Any) -> bool:
+    """Return whether an HTTP answer is an HTML page."""
+    return str(answer.headers.get("content-type", "")).startswith("text/html")
+
+
+def read_retry_after(error: HfHubHTTPError) -> float:
+    """Return for how many seconds a busy Hub asks to wait; 0 if it does not say."""
+    headers = error.response.headers
+    if error.response.status_code not in (429, 503):
+        return 0.0
+    value = headers.get("Retry-After", "").strip()
+    if value.isdecimal():
+        return float(value[:9])
+    with suppress(ValueError, TypeError, OverflowError):
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    # The Hub's own header, as in `"api";r=0;t=55`: no requests are left for 55 s.
+    limit = re.search(r"\br\s?=\s?0\s?;\s?t\s?=\s?(\d{1,9})", headers.get("ratelimit", ""))
+    return float(limit[1]) if limit else 0.0
+
+
+def explain_failure(error: BaseException) -> Explained:
     """Return the error class, the text and the hint for a failure without an HTTP answer."""
     from huggingface_hub import errors
 
+    known: Explained | None = None
     if isinstance(error, errors.OfflineModeIsEnabled):
         what = "HF_HUB_OFFLINE forbids requests to the Hub"
-        return StoreDenied, what, "unset HF_HUB_OFFLINE, or use a folder as the store"
-    if isinstance(error, OverlongError):
-        return StoreError, str(error), ""
+        known = StoreDenied, what, "unset HF_HUB_OFFLINE, or use a folder as the store"
+    elif isinstance(error, OverlongError):
+        known = StoreError, str(error), ""
+    elif isinstance(error, NoHubError):
+        known = StoreDenied, f"the answer is not from a Hub ({error})", OTHER_SERVER
     # Compare the class by name, because hf_xet, which defines it, may not be installed.
-    if type(error).__name__ == "XetAuthenticationError":
-        return StoreDenied, "the Hub's storage backend denied access", LOG_IN
-    return (
-        StoreError,
-        excerpt(" ".join(redact(f"{type(error).__name__}: {error}").split()), 200),
-        "",
-    )
+    elif type(error).__name__ == "XetAuthenticationError":
+        known = StoreDenied, "the Hub's storage backend denied access", LOG_IN
+    if known is not None:
+        return known
+    text = excerpt(" ".join(redact(f"{type(error).__name__}: {error}").split()), 200)
+    if "[SSL" in text:
+        return _explain_tls(text)
+    if isinstance(error, (errors.FileMetadataError, LookupError, TypeError, AttributeError)):
+        return StoreError, f"the answer is not from a Hub ({text})", OTHER_SERVER
+    return StoreError, text, ""
+
+
+def _explain_tls(text: str) -> Explained:
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        hint = "name the certificate file of your CA in SSL_CERT_FILE, or correct HF_ENDPOINT"
+        return StoreDenied, f"the server's certificate is not accepted: {text}", hint
+    hint = "check that HF_ENDPOINT names a port that speaks TLS, or use http://"
+    return StoreDenied, f"the TLS handshake failed: {text}", hint
 
 
 MAX_ANSWER_BYTES = 4 << 20
@@ -102,6 +230,7 @@ def ask_json(pulse: Pulse, method: str, url: str, **sent: Any) -> tuple[Any, str
 
     Raises:
         OverlongError: the answer is too long or compressed, or there are too many redirects.
+        NoHubError: the answer is not JSON.
         HfHubHTTPError: the Hub answered with an error status, such as not found.
     """
     import huggingface_hub.utils
@@ -120,9 +249,18 @@ def ask_json(pulse: Pulse, method: str, url: str, **sent: Any) -> tuple[Any, str
                     answer.status_code, headers=answer.headers, content=body, request=request
                 )
                 utils.hf_raise_for_status(whole)
-                return whole.json(), whole.links.get("next", {}).get("url", "")
+                return _parse(whole), whole.links.get("next", {}).get("url", "")
             request = answer.next_request  # has no token if it goes to another host
     raise OverlongError(f"more than {MAX_REDIRECTS} redirects")
+
+
+def _parse(answer: Any) -> Any:
+    if is_html(answer):
+        raise NoHubError("an HTML page")
+    try:
+        return answer.json()
+    except (ValueError, RecursionError):
+        raise NoHubError("not JSON") from None
 
 
 def _read_bounded(answer: Any, pulse: Pulse) -> bytes:

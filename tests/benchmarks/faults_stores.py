@@ -30,6 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 from serve_warm.stores import list_keys, open_store  # noqa: E402
 from store_answers import (  # noqa: E402
     ANSWERS,
+    HUB_ANSWERS,
     NO_STORES,
     ODD_LISTINGS,
     Answer,
@@ -49,6 +50,7 @@ def cases() -> Iterator[tuple[str, Answer]]:
         yield from ((scheme, answer) for answer in NO_STORES)
         if scheme != "az":
             yield from ((scheme, answer) for answer in ODD_LISTINGS)
+    yield from (("hf", answer) for answer in HUB_ANSWERS)
 
 
 def judge(answer: Answer, ask: Callable[[], object]) -> tuple[str, str]:
@@ -70,7 +72,7 @@ def run(server: AnyAnswer) -> Iterator[dict[str, Any]]:
     for scheme, answer in cases():
         server.answer = answer
         server.requests.clear()
-        store = open_store(f"{scheme}://bucket/pre")
+        store = open_store(f"{scheme}://bucket/pre")  # for the Hub, an owner and a repository
         outcome, said = judge(answer, lambda store=store: list_keys(store, "statements/"))
         tries = len(server.requests)
         said = said.replace(server.url, "http://SERVER")
@@ -95,11 +97,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file whose rows of this kind are replaced")
     chosen = parser.parse_args()
     for name in list(os.environ):
-        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")) or "PROXY" in name.upper():
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "HF_")) or "PROXY" in name.upper():
             del os.environ[name]
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, any_answer() as server:
         os.environ.update(bucket_environment(server.url, Path(folder)))
+        os.environ.update({"HF_ENDPOINT": server.url, "HF_HOME": folder, "HF_TOKEN": "hf_hunter2"})
         rows = list(run(server))
     counts = Counter(row["outcome"] for row in rows)
     wrong = [row for row in rows if row["outcome"] != "named"]

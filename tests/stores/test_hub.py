@@ -33,6 +33,7 @@ from serve_warm.stores.hub import HubStore
 from serve_warm.stores.hub_client import MAX_ANSWER_BYTES, Pulse, ask_json
 from serve_warm.testing import StoreContract
 from serve_warm.testing.store_contract import KEY
+from store_answers import HTML, HUB_ANSWERS, Answer, any_answer, find_fault, make_certificates
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -370,7 +371,7 @@ FAULTS = {
     "gated": (refuses(403, {"X-Error-Code": "GatedRepo"}), StoreDenied, "gated"),
     "hang": (Fault(request=".", body="hang"), StoreError, "no answer from the Hub for 1 s"),
     "no Hub": (Fault(request=".", status=200), StoreError, "hf://acme/warm: "),
-    "not JSON": (refuses(200, {"Content-Length": "1"}), StoreError, "hf://acme/warm: "),
+    "not JSON": (refuses(200, {"Content-Length": "1"}), StoreDenied, "not from a Hub .not JSON"),
 }
 
 
@@ -417,6 +418,78 @@ def test_every_failure_is_one_clear_line(
         OPERATIONS[operation](store, found)
     assert type(caught.value) is kind
     check(caught.value)
+
+
+@pytest.mark.usefixtures("plain", "no_waiting")
+@pytest.mark.parametrize("answer", HUB_ANSWERS, ids=lambda answer: answer.name)
+def test_the_hint_is_for_the_answer(hub: Hub, answer: Answer):
+    """Each answer has its own hint, an unknown code has none, and status and code are shown."""
+    fault = {"status": answer.status, "headers": dict(answer.headers), "data": answer.body}
+    hub.faults = [Fault(request=".", **fault)]
+    with pytest.raises(StoreError) as caught:
+        list_keys(HubStore(repository=REPOSITORY), "")
+    assert find_fault(answer, caught.value) == "", str(caught.value)
+
+
+@pytest.mark.usefixtures("plain", "no_waiting")
+@pytest.mark.parametrize("request_", ["HEAD .*/resolve/", "GET .*/resolve/", "/paths-info/"])
+def test_a_page_instead_of_a_file_is_not_an_object(hub: Hub, request_: str):
+    """A login page is never taken for the file or for what the Hub says about it."""
+    hub.write(KEY, b"0123456789")
+    hub.faults = [Fault(request=request_, status=200, headers=HTML, data=b"<html>Log in</html>")]
+    store = HubStore(repository=REPOSITORY, silence_s=20)
+    with pytest.raises(StoreError):
+        store.head(KEY) if "paths" in request_ else store.get(KEY, max_bytes=100)
+
+
+RETRY_LATER = {
+    "seconds": {"Retry-After": "7"},
+    "the Hub's own header": {"ratelimit": '"api";r=0;t=7'},
+}
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("form", RETRY_LATER)
+@pytest.mark.parametrize("request_", ["/revision/", "/tree/", "/paths-info/", "HEAD .*/resolve/"])
+def test_a_busy_hub_is_asked_again_when_it_says(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, request_: str, form: str
+):
+    """After 429, the same request is sent once more, and not before the time that the Hub named."""
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    hub.write(KEY, b"0123456789")
+    headers = RETRY_LATER[form]
+    hub.faults = [Fault(request=request_, status=429, headers=headers, times=1)]
+    store = HubStore(repository=REPOSITORY, silence_s=20)
+    assert list_keys(store, "") == [KEY]
+    assert store.head(KEY).size_bytes == 10
+    assert store.get(KEY, max_bytes=10) == b"0123456789"
+    assert waits == [7.0]
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("request_", ["/commit/", "/objects/batch"])
+def test_a_busy_hub_is_written_to_when_it_says(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, request_: str
+):
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    hub.faults = [Fault(request=request_, status=429, headers={"Retry-After": "7"}, times=1)]
+    HubStore(repository=REPOSITORY, silence_s=20).create(KEY, LARGE)
+    assert hub.read(KEY) == LARGE
+    assert [wait >= 7 for wait in waits] == [True]
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_wait_beyond_the_deadline_is_not_begun(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    """The error says how long the Hub wants its clients to wait, for text and for programs."""
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    hub.faults = [Fault(request=".", status=429, headers={"Retry-After": "300"})]
+    with pytest.raises(StoreError, match=r"HTTP 429\), and asks to wait 300 s") as caught:
+        list_keys(HubStore(repository=REPOSITORY, silence_s=20), "")
+    assert caught.value.retry_after_s == 300
+    assert (waits, len(hub.requests)) == ([], 1)
 
 
 @pytest.mark.slow
@@ -571,3 +644,35 @@ def test_the_client_is_set_by_its_own_environment(hub: Hub, tmp_path: Path, offl
     offline_text = "StoreDenied hf://acme/warm: cannot resolve 'main': HF_HUB_OFFLINE forbids"
     assert (offline_text if offline == "1" else "from the stand-in") in done.stdout
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("certificate", "says", "hint"),
+    [
+        ("good", "certificate is not accepted", "SSL_CERT_FILE"),
+        ("other host", "certificate is not accepted", "HF_ENDPOINT"),
+        ("", "TLS handshake failed", "HF_ENDPOINT"),
+    ],
+)
+def test_a_tls_failure_of_the_hub_is_explained(
+    tmp_path: Path, certificate: str, says: str, hint: str
+):
+    """The cause is named, and a retry cannot help. SSL_CERT_FILE names a private CA."""
+    certificates = make_certificates(tmp_path)
+    with any_answer(certificates[certificate] if certificate else None) as server:
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+            "HF_ENDPOINT": server.url.replace("http:", "https:"),
+            "HF_HOME": str(tmp_path / "other"),
+        }
+        command = [sys.executable, "-c", PROGRAM, f"hf://{REPOSITORY}", KEY]
+        pipes = {"capture_output": True, "text": True, "timeout": 400}
+        untrusted = subprocess.run(command, env=environment, check=True, **pipes).stdout
+        environment["SSL_CERT_FILE"] = str(certificates["ca"])
+        trusted = subprocess.run(command, env=environment, check=True, **pipes).stdout
+    said = trusted if certificate == "other host" else untrusted
+    assert "StoreDenied" in said
+    assert says in said
+    assert hint in said
+    assert ("not from a Hub" in trusted) == (certificate == "good")

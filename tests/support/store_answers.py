@@ -13,7 +13,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -323,6 +323,67 @@ ODD_LISTINGS = [
     Answer(name="nothing", status=200, says=("ended early",), hints="is up", denied=False),
 ]
 """Listings of S3 and Google that cannot be read."""
+
+
+def _hub(
+    name: str, status: int, says: str, hints: str, body: bytes = b"{}", **headers: str
+) -> Answer:
+    sent = {key.replace("_", "-"): value for key, value in headers.items()}
+    denied = bool(hints or status == 403) and status < 500 and status != 429
+    return Answer(
+        name=name, status=status, headers=sent, body=body, says=(says,), hints=hints, denied=denied
+    )
+
+
+_FOREIGN = "HF_ENDPOINT"
+
+HUB_ANSWERS = [
+    _hub("a page", 200, "an HTML page", _FOREIGN, PAGE, Content_Type="text/html"),
+    _hub("a page without a type", 200, "not JSON", _FOREIGN, PAGE),
+    _hub("nothing", 200, "not JSON", _FOREIGN, b""),
+    *(
+        _hub(
+            f"a page with {status}",
+            status,
+            f"HTTP {status} (an HTML page)",
+            _FOREIGN,
+            PAGE,
+            Content_Type="text/html",
+        )
+        for status in (401, 403, 404, 502)
+    ),
+    *(
+        replace(_hub(f"other JSON: {body.decode()}", 200, "", _FOREIGN, body), denied=False)
+        for body in (b"[]", b'{"status": "ok"}', b'{"sha": 7}', b"null", b"7")
+    ),
+    _hub("GatedRepo", 403, "HTTP 403 GatedRepo", "request access", X_Error_Code="GatedRepo"),
+    _hub("RepoNotFound", 404, "HTTP 404 RepoNotFound", "create it", X_Error_Code="RepoNotFound"),
+    _hub("no account", 401, "HTTP 401", "HF_TOKEN"),
+    _hub(
+        *("a wrong token", 401, "denied access (HTTP 401", "HF_TOKEN"),
+        X_Error_Message="Invalid credentials in Authorization header",
+    ),
+    _hub(
+        *("a disabled repository", 403, "disabled the repository (HTTP 403", "another repository"),
+        X_Error_Message="Access to this resource is disabled.",
+    ),
+    _hub(
+        *("RevisionNotFound", 404, "'main' (HTTP 404 RevisionNotFound)", "create the branch"),
+        X_Error_Code="RevisionNotFound",
+    ),
+    _hub("402", 402, "HTTP 402", "billing"),
+    _hub("403", 403, "HTTP 403", "HF_TOKEN"),
+    _hub("429", 429, "HTTP 429", "fewer replicas"),
+    _hub("429 for an hour", 429, "asks to wait 3600 s", "fewer replicas", Retry_After="3600"),
+    *(
+        _hub(f"{status}", status, f"HTTP {status}", "status page")
+        for status in (500, 502, 503, 504)
+    ),
+    _hub("404 without a code", 404, "HTTP 404", ""),
+    _hub("an unknown code", 403, "HTTP 403 SomethingNew", "", X_Error_Code="SomethingNew"),
+    _hub("an unknown status", 418, "HTTP 418 Teapot", "", X_Error_Code="Teapot"),
+]
+"""The answers of the Hub, and of servers that are not a Hub."""
 
 
 def find_fault(answer: Answer, error: BaseException) -> str:

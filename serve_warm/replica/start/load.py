@@ -433,6 +433,7 @@ async def _retry(
             raise
         except StoreError as error:
             pause_s = RETRY_BACKOFF_S[min(tries, len(RETRY_BACKOFF_S) - 1)]
+            pause_s = max(pause_s, error.retry_after_s)
             tries += 1
             if limit.left() < pause_s:
                 if tries == 1:

@@ -17,6 +17,14 @@ from s3_servers import FaultProxy, Server
 from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stores import open_store
 from starts import StandIn, here, process, publish, warm_up  # noqa: F401 - fixtures
+from store_answers import (
+    HUB_ANSWERS,
+    NO_STORES,
+    ODD_LISTINGS,
+    Answer,
+    any_answer,
+    bucket_environment,
+)
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -119,6 +127,40 @@ def test_credentials_that_are_refused_are_not_tried_again(
     fault_proxy.seen.clear()
     started(uri, caplog)
     assert len(fault_proxy.seen) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", [*ODD_LISTINGS[:1], *NO_STORES[:1]], ids=lambda each: each.name)
+def test_an_answer_that_cannot_be_read_does_not_fail_a_start(
+    answer: Answer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A date that Python cannot hold, or a page, is a failure of the store."""
+    with any_answer() as server:
+        for name, value in bucket_environment(server.url, tmp_path).items():
+            monkeypatch.setenv(name, value)
+        server.answer = answer
+        check(*started("s3://bucket/pre", caplog, WAITED_S), Verdict.MISS, "s3://bucket/pre")
+
+
+@pytest.mark.slow
+def test_a_hub_that_asks_for_a_long_wait_is_asked_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """If the Hub names a time after the start's deadline, the start goes on without waiting."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    busy = next(answer for answer in HUB_ANSWERS if "for an hour" in answer.name)
+    with any_answer() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        server.answer = busy
+        report, warned = started("hf://acme/warm", caplog, 5.0)
+
+        check(report, warned, Verdict.MISS, "hf://acme/warm")
+        assert "asks to wait 3600 s" in warned[0]
+        assert len([request for request in server.requests if "/revision/" in request]) == 1
 
 
 # --- what is wrong on one machine --------------------------------------------------------------
