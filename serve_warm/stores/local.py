@@ -60,17 +60,27 @@ class LocalStore:
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
         """Yield the keys that begin with `prefix`. Each page covers at most `PAGE_FILES` names.
 
-        Files that a crash left behind are skipped.
+        Files that a crash left behind are skipped, and so are links whose targets are missing.
+
+        Raises:
+            StoreDenied: there is no file below the prefix, but such a link.
         """
         check_prefix(prefix)
-        folder = prefix.rpartition("/")[0]
+        folder, dangling, is_empty = prefix.rpartition("/")[0], "", True
         with closing(_files(self.root, folder.split("/") if folder else [])) as files:
             while True:
                 with self._border("list", prefix):
                     some = list(itertools.islice(files, PAGE_FILES))
                 if not some:
-                    return
-                yield [each for each in some if each is not None and each.key.startswith(prefix)]
+                    break
+                inside = [each for each in some if each is not None and _begins(each, prefix)]
+                objects = [each for each in inside if isinstance(each, Listed)]
+                is_empty = is_empty and not objects
+                dangling = dangling or next((each for each in inside if isinstance(each, str)), "")
+                yield objects
+        if is_empty and dangling:
+            # Otherwise, the store would seem to be empty.
+            raise self._explain_link(dangling)
 
     def head(self, key: str) -> Object:
         """Return the size and time of an object."""
@@ -154,6 +164,18 @@ class LocalStore:
         check_key(key)
         return self.root / key
 
+    def _explain_link(self, key: str) -> StoreDenied:
+        try:
+            target = str((self.root / key).readlink())
+        except OSError:
+            target = "?"
+        return StoreDenied(
+            f"{self.uri}: {key!r} is a link to {target!r}, which does not exist here",
+            hint="mount the folder with the link's target too. In the cache of the Hub, a snapshot "
+            "contains only links into `blobs`: mount the folder `models--…`, or copy the snapshot "
+            "with `cp -rL`",
+        )
+
     def _check_regular(self, status: os.stat_result, key: str) -> None:
         if stat.S_ISDIR(status.st_mode):
             raise ObjectNotFound(key, store=self.uri)
@@ -165,6 +187,8 @@ class LocalStore:
         try:
             yield
         except OSError as error:
+            if verb == "read" and error.errno == errno.ENOENT and (self.root / key).is_symlink():
+                raise self._explain_link(key) from error
             if verb == "read" and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
                 raise ObjectNotFound(key, store=self.uri) from error
             kind = StoreDenied if error.errno in _DENIED else StoreError
@@ -200,9 +224,14 @@ def _hint(verb: str, error: OSError) -> str:
     return ""
 
 
-def _files(root: Path, start: Sequence[str]) -> Generator[Listed | None, None, None]:
-    """Yield each file in the folder `start` and below, and None for every other name.
+def _begins(each: Listed | str, prefix: str) -> bool:
+    return (each.key if isinstance(each, Listed) else each).startswith(prefix)
 
+
+def _files(root: Path, start: Sequence[str]) -> Generator[Listed | str | None, None, None]:
+    """Yield each file in the folder `start` and below.
+
+    For a link whose target is missing, yield its key instead; for every other name, yield None.
     Unreadable folders below `start` are skipped.
     """
     folders = [tuple(start)]
@@ -224,7 +253,7 @@ def _files(root: Path, start: Sequence[str]) -> Generator[Listed | None, None, N
                 elif is_key(key) and _is_file(entry):
                     yield Listed(key=key, modified_unix=_read_mtime(entry))
                     continue
-                yield None
+                yield key if is_key(key) and _is_dangling(entry) else None
 
 
 def _read_mtime(entry: os.DirEntry[str]) -> float | None:
@@ -243,6 +272,18 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         if entry.is_symlink():
             return False
         raise
+
+
+def _is_dangling(entry: os.DirEntry[str]) -> bool:
+    if not entry.is_symlink():
+        return False
+    try:
+        entry.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # as in `_is_file`
+    return False
 
 
 def _object(key: str, status: os.stat_result) -> Object:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -224,6 +225,52 @@ def test_links_to_files_are_read(store: LocalStore, raw: Folder):
     assert store.get("x", max_bytes=10) == b"".join(pieces) == b"mounted"
 
 
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    """The snapshot folder of a cache of the Hub, which was copied without the blobs."""
+    cache = tmp_path / "models--acme--warm"
+    statement = cache / "snapshots" / "c0ffee" / "statements" / "scorer" / "a.dsse.json"
+    statement.parent.mkdir(parents=True)
+    statement.symlink_to("../../../../blobs/9f2c")
+    (cache / "blobs").mkdir()
+    (cache / "blobs" / "9f2c").write_bytes(b"signed")
+    mounted = tmp_path / "mounted"
+    shutil.copytree(cache / "snapshots" / "c0ffee", mounted, symlinks=True)
+    assert LocalStore(root=cache / "snapshots" / "c0ffee").get(LINKED, max_bytes=6) == b"signed"
+    return mounted
+
+
+LINKED = "statements/scorer/a.dsse.json"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda store: list_keys(store, ""),
+        lambda store: list_keys(store, "statements/scorer/"),
+        lambda store: store.get(LINKED, max_bytes=6),
+        lambda store: store.head(LINKED),
+    ],
+    ids=["list", "list a folder", "get", "head"],
+)
+def test_links_without_their_targets_are_not_an_empty_store(
+    snapshot: Path, ask: Callable[[LocalStore], object]
+):
+    """If only the snapshot folder of the Hub's cache was mounted, the link and target are named."""
+    with pytest.raises(StoreDenied) as caught:
+        ask(LocalStore(root=snapshot))
+    assert f"'{LINKED}' is a link to '../../../../blobs/9f2c'" in caught.value.message
+    assert "blobs" in caught.value.hint
+
+
+def test_a_link_without_its_target_hides_no_object(snapshot: Path):
+    """Other objects are listed and read, and a prefix without such links is empty."""
+    store = LocalStore(root=snapshot)
+    store.create("statements/scorer/b.dsse.json", b"x")
+    assert list_keys(store, "statements/scorer/") == ["statements/scorer/b.dsse.json"]
+    assert list_keys(store, "blobs/") == list_keys(store, "statements/scorer/c") == []
+
+
 def test_a_link_to_a_file_is_never_written_over_and_deleted_as_itself(
     store: LocalStore, raw: Folder, outside: Path
 ):
@@ -236,6 +283,7 @@ def test_a_link_to_a_file_is_never_written_over_and_deleted_as_itself(
     with pytest.raises(ObjectExists):
         store.create("dangling", b"other")
     store.delete("x")
+    store.delete("dangling")
     assert [path.name for path in outside.iterdir()] == [OUTSIDE]
     assert (outside / OUTSIDE).read_bytes() == b"precious"
     assert list_keys(store, "") == []
