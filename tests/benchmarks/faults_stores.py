@@ -4,7 +4,8 @@
 
     python tests/benchmarks/faults_stores.py --json tests/benchmarks/results/faults.json
 
-A local server gives each answer to the real clients. A row has the outcome: `named` if the error
+A local server gives each answer to the real clients. Each answer is tried once, because the
+server always gives the same answer. A row has the outcome: `named` if the error
 names the cause and its hint fits, else `wrong hint`, `wrong kind` (retried or not, wrongly),
 `start failed` (an exception that is not a StoreError), `no error` or `hung`.
 """
@@ -38,6 +39,7 @@ from store_answers import (  # noqa: E402
     any_answer,
     bucket_environment,
     find_fault,
+    make_certificates,
 )
 
 HUNG_S = 60.0
@@ -71,18 +73,41 @@ def judge(answer: Answer, ask: Callable[[], object]) -> tuple[str, str]:
 def run(server: AnyAnswer) -> Iterator[dict[str, Any]]:
     for scheme, answer in cases():
         server.answer = answer
-        server.requests.clear()
         store = open_store(f"{scheme}://bucket/pre")  # for the Hub, an owner and a repository
         outcome, said = judge(answer, lambda store=store: list_keys(store, "statements/"))
-        tries = len(server.requests)
-        said = said.replace(server.url, "http://SERVER")
-        yield {
-            "name": f"{scheme}: {answer.name}",
-            "kind": KIND,
-            "tries": tries,
-            "outcome": outcome,
-            "said": said,
-        }
+        yield row(f"{scheme}: {answer.name}", outcome, said.replace(server.url, "http://SERVER"))
+
+
+def row(name: str, outcome: str, said: str) -> dict[str, Any]:
+    return {"name": name, "kind": KIND, "tries": 1, "outcome": outcome, "said": said}
+
+
+TLS = (
+    # The server's certificate, whether its CA is trusted, the message and the hint.
+    ("good", False, "not signed by a known CA", "AWS_CA_BUNDLE"),
+    ("other host", True, "another host name", "a host name in the endpoint"),
+    ("expired", True, "has expired", "clock"),
+    ("", False, "does not speak TLS", "AWS_ALLOW_HTTP"),
+)
+
+
+def run_tls(folder: Path) -> Iterator[dict[str, Any]]:
+    certificates = make_certificates(folder)
+    for name, is_trusted, says, hints in TLS:
+        with any_answer(certificates[name] if name else None) as server:
+            os.environ["AWS_ENDPOINT_URL"] = server.url.replace("http:", "https:")
+            os.environ["AWS_CA_BUNDLE"] = str(certificates["ca"]) if is_trusted else ""
+            label = f"TLS: the certificate {name}" if name else "TLS: a port without TLS"
+            answer = Answer(name=label, status=0, says=(says,), hints=hints)
+            outcome, said = judge(answer, lambda: list_keys(open_store("s3://bucket/pre"), ""))
+            said = said.replace(server.url.partition("://")[2], "SERVER")
+            yield {
+                "name": f"s3: {label}",
+                "kind": KIND,
+                "tries": 1,
+                "outcome": outcome,
+                "said": said,
+            }
 
 
 def save(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -103,7 +128,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, any_answer() as server:
         os.environ.update(bucket_environment(server.url, Path(folder)))
         os.environ.update({"HF_ENDPOINT": server.url, "HF_HOME": folder, "HF_TOKEN": "hf_hunter2"})
-        rows = list(run(server))
+        rows = [*run(server), *run_tls(Path(folder))]
     counts = Counter(row["outcome"] for row in rows)
     wrong = [row for row in rows if row["outcome"] != "named"]
     sys.stdout.writelines(f"{row['outcome']}: {row['name']}: {row['said']}\n" for row in wrong)
