@@ -8,7 +8,7 @@ ServeWarmError
 │   └── MissingPackage          a feature needs a package that is not installed
 ├── CompilerMissing             code must be compiled, but no C++ compiler was found
 ├── StoreError                  a store could not be read or written
-│   ├── StoreDenied             no credentials, or the wrong ones: a retry does not help
+│   ├── StoreDenied             wrong credentials, address or certificate: a retry does not help
 │   ├── ObjectNotFound
 │   ├── ObjectTooLarge          larger than the caller's limit
 │   ├── ObjectExists            write-once: the key holds different bytes
@@ -135,7 +135,10 @@ class StoreError(ServeWarmError):
 
 
 class StoreDenied(StoreError):
-    """The store refuses the credentials, or there are no credentials. Retrying does not help."""
+    """The request fails for a reason that stays, so retrying does not help.
+
+    For example, the credentials, the region or the address are wrong, or the server is not a store.
+    """
 
 
 class ObjectNotFound(StoreError):
