@@ -13,7 +13,6 @@ names the cause and its hint fits, else `wrong hint`, `wrong kind` (retried or n
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -23,11 +22,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as HungError
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
+from benchmarks.fault_rows import FaultRow, add_rows  # noqa: E402
 from serve_warm.stores import list_keys, open_store  # noqa: E402
 from store_answers import (  # noqa: E402
     ANSWERS,
@@ -70,7 +69,7 @@ def judge(answer: Answer, ask: Callable[[], object]) -> tuple[str, str]:
     return "no error", repr(result)
 
 
-def run(server: AnyAnswer) -> Iterator[dict[str, Any]]:
+def run(server: AnyAnswer) -> Iterator[FaultRow]:
     for scheme, answer in cases():
         server.answer = answer
         store = open_store(f"{scheme}://bucket/pre")  # for the Hub, an owner and a repository
@@ -78,7 +77,7 @@ def run(server: AnyAnswer) -> Iterator[dict[str, Any]]:
         yield row(f"{scheme}: {answer.name}", outcome, said.replace(server.url, "http://SERVER"))
 
 
-def row(name: str, outcome: str, said: str) -> dict[str, Any]:
+def row(name: str, outcome: str, said: str) -> FaultRow:
     return {"name": name, "kind": KIND, "tries": 1, "outcome": outcome, "said": said}
 
 
@@ -91,7 +90,7 @@ TLS = (
 )
 
 
-def run_tls(folder: Path) -> Iterator[dict[str, Any]]:
+def run_tls(folder: Path) -> Iterator[FaultRow]:
     certificates = make_certificates(folder)
     for name, is_trusted, says, hints in TLS:
         with any_answer(certificates[name] if name else None) as server:
@@ -108,13 +107,6 @@ def run_tls(folder: Path) -> Iterator[dict[str, Any]]:
                 "outcome": outcome,
                 "said": said,
             }
-
-
-def save(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Replace the rows of this kind in the file, and keep everything else."""
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    others = [row for row in kept.get("rows", []) if row["kind"] != KIND]
-    path.write_text(json.dumps({**kept, "rows": [*others, *rows]}, indent=1) + "\n")
 
 
 def main() -> int:
@@ -135,7 +127,7 @@ def main() -> int:
     took_s = time.perf_counter() - began
     sys.stdout.write(f"{len(rows)} answers in {took_s:.0f} s: {dict(counts)}\n")
     if chosen.json:
-        save(chosen.json, rows)
+        add_rows(chosen.json, rows, whole=["store"])
     return 1 if wrong else 0
 
 
