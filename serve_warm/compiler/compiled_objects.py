@@ -17,7 +17,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from serve_warm._redaction import excerpt
@@ -49,12 +49,13 @@ class HandedOver(abc.ABC):
 
 def _find_dispatcher(value: Any) -> HandedOver | None:
     """Return a callable's dispatcher, or `None`. The callable can itself be the dispatcher."""
-    if isinstance(value, HandedOver):
-        return value
+    if issubclass(type(value), HandedOver):
+        dispatcher: HandedOver = value
+        return dispatcher
     # Compare the type, because `functools.wraps` copies all attributes to a wrapper in user code.
-    if type(value).__module__.partition(".")[0] != "serve_warm":
+    if str(type(value).__module__).partition(".")[0] != "serve_warm":
         return None
-    found = getattr(value, "__dict__", {}).get("_serve_warm")
+    found = _attributes_of(value).get("_serve_warm")
     return found if isinstance(found, HandedOver) else None
 
 
@@ -82,8 +83,8 @@ FOREIGN = {"torch", "ray", "serve_warm"}
 
 
 LOOKED_AT = 20_000
-"""Maximum number of objects that `reaches_compiled` looks at. Looking at this many objects takes
-tens of milliseconds."""
+"""Maximum number of objects that a search looks at, and of items of one container. Looking at this
+many objects takes tens of milliseconds."""
 
 
 def reaches_compiled(owner: Any) -> bool:
@@ -94,42 +95,40 @@ def reaches_compiled(owner: Any) -> bool:
     """
     if "torch" not in sys.modules:
         return False
-    waiting, seen = [owner], {id(owner)}
-    while waiting and len(seen) < LOOKED_AT:
-        value = waiting.pop()
+    waiting, seen = deque([owner]), {id(owner)}
+    while waiting:
+        value = waiting.popleft()
         if _is_compiled(value):
             return True
         for below in _list_held(value):
-            if id(below) not in seen:
+            if len(seen) < LOOKED_AT and id(below) not in seen and not _is_plain(below):
                 seen.add(id(below))
                 waiting.append(below)
     return False
 
 
 def _is_compiled(value: Any) -> bool:
-    import torch
-
     if _find_dispatcher(value) is not None:
         return True
-    if isinstance(value, torch.nn.Module):
+    if _is_module(value):
         return any(_backends_of(module) for module in value.modules())
     return bool(_backends_of(value))
 
 
 def _list_held(value: Any) -> list[Any]:
     """Return objects that a value contains or uses and that might lead to compiled code."""
-    if isinstance(value, PLAIN) or _is_foreign(type(value)):
+    if _is_plain(value) or _is_foreign(type(value)):
         return []
-    if isinstance(value, (list, tuple, set, frozenset, Mapping)):
-        return list(value.values() if isinstance(value, Mapping) else value)
-    if isinstance(value, functools.partial):
+    if (items := _items_of(value)) is not None:
+        return [item for _, item in items]
+    if issubclass(type(value), functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
-    if inspect.ismethod(value):
+    if type(value) is MethodType:
         return [value.__self__, value.__func__]
-    if inspect.isfunction(value):
+    if type(value) is FunctionType:
         return _list_used(value)
     methods = [function for base in type(value).__mro__ for function in vars(base).values()]
-    return [*getattr(value, "__dict__", {}).values(), *methods]
+    return [*_attributes_of(value).values(), *methods]
 
 
 def _list_used(function: Any) -> list[Any]:
@@ -191,12 +190,10 @@ def _backends_of(value: Any) -> list[Any]:
     """Return the backend objects of a compiled function, or of a module's compiled parts."""
     if not dynamo.is_imported():  # imported by torch.compile
         return []
-    import torch
-
-    if isinstance(value, torch.nn.Module):
+    if _is_module(value):
         whole: Any = compiled_call_of(value) or _region_of(value)
         compiled = [whole] if whole else _methods_of(value) or [value]
-    elif inspect.isroutine(value) or _find_dispatcher(value) is not None:
+    elif _is_routine(value) or _find_dispatcher(value) is not None:
         compiled = [value]
     else:
         return []
@@ -214,9 +211,9 @@ def _callback_of(compiled: Any) -> Any:
     handed_over = _find_dispatcher(compiled)
     if handed_over is not None:
         compiled = handed_over.torch_compiled()
-    context = getattr(compiled, "dynamo_ctx", None)
+    context = _attributes_of(compiled).get("dynamo_ctx")
     callback = getattr(context, "callback", None)
-    if callback is None:
+    if callback is None and _is_routine(compiled):
         closure = getattr(compiled, "__closure__", None)
         names = getattr(getattr(compiled, "__code__", None), "co_freevars", ())
         if closure and "callback" in names and dynamo.is_marked_by_dynamo(compiled):
@@ -344,18 +341,23 @@ LOOKUPS = frozenset(
 
 
 def _codes_of(value: Any) -> Iterator[CodeType]:
-    """Yield the code of a function of a class, and of the functions that it wraps.
+    """Yield the code of a function of a class, and of the functions that it wraps."""
+    return (function.__code__ for function in _functions_of(value))
+
+
+def _functions_of(value: Any) -> Iterator[FunctionType]:
+    """Yield a function of a class, and the functions that it wraps.
 
     Judges objects by their types, because attributes of other objects may run code.
     """
     waiting, seen = [value], set[int]()
     while waiting:
         value = waiting.pop()
-        if isinstance(value, (staticmethod, classmethod)):
+        if issubclass(type(value), (staticmethod, classmethod, MethodType)):
             value = value.__func__
         if type(value) is FunctionType and id(value) not in seen:
             seen.add(id(value))
-            yield value.__code__
+            yield value
             waiting.append(vars(value).get("__wrapped__"))
             for cell in value.__closure__ or ():
                 with contextlib.suppress(ValueError):  # an empty cell
@@ -399,7 +401,7 @@ def find_compiled(owner: Any, functions: Iterable[Any] = ()) -> list[tuple[str, 
     root: tuple[str | _Subscript, ...] = ("self",)
     waiting, seen = deque([(root, owner, PATH_DEPTH)]), {id(owner)}
     for name, value in (*_list_of_class(type(owner)), *_list_globals(functions)):
-        if id(value) not in seen and not isinstance(value, PLAIN):
+        if id(value) not in seen and not _is_plain(value):
             seen.add(id(value))
             waiting.append(((name,), value, PATH_DEPTH - 1))
     while waiting:
@@ -409,9 +411,7 @@ def find_compiled(owner: Any, functions: Iterable[Any] = ()) -> list[tuple[str, 
             continue
         parts = _named_parts(value) if depth else ()
         for part, below in parts:
-            if len(seen) >= LOOKED_AT:
-                return found
-            if id(below) not in seen and not isinstance(below, PLAIN):
+            if len(seen) < LOOKED_AT and id(below) not in seen:
                 seen.add(id(below))
                 waiting.append(((*path, part), below, depth - 1))
     return found
@@ -431,62 +431,109 @@ class _Subscript:
 
 
 def _list_of_class(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of a class, and the globals that its methods name, with their paths."""
+    """Yield the attributes of a class, and what its methods use from outside, with their paths."""
     for each in kind.__mro__:
         if _is_foreign(each):
             continue
-        names = set[str]()
         for name, value in vars(each).items():
-            codes = [*_codes_of(value)]
-            names.update(*map(_names_in, codes))
-            if not codes:
+            functions = [*_functions_of(value)]
+            if not functions:
                 yield f"self.{name}", value
-        module = vars(sys.modules.get(each.__module__, sys))
-        yield from ((name, module[name]) for name in sorted(names & module.keys()))
+            for function in functions:
+                yield from _list_outside(function)
 
 
 def _list_globals(functions: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    for function in functions:
-        known = function.__globals__
-        names = set().union(*map(_names_in, _codes_of(function)))
-        yield from ((name, known[name]) for name in sorted(names & known.keys()))
+    for each in functions:
+        for function in _functions_of(each.func if type(each) is functools.partial else each):
+            yield from _list_outside(function)
+
+
+def _list_outside(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the globals that a function names, and the contents of its closure."""
+    if _is_foreign(function):
+        return
+    known = function.__globals__
+    yield from ((name, known[name]) for name in sorted(_names_in(function.__code__) & known.keys()))
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    yield from ((name, cell.cell_contents) for name, cell in cells if cell != CellType())
 
 
 PLAIN = (str, bytes, int, float, type, ModuleType)
 """Types whose objects lead to no compiled code."""
 
 
+def _is_plain(value: Any) -> bool:
+    # By the type, because a proxy's `__class__` runs code.
+    return issubclass(type(value), PLAIN)
+
+
+def _is_routine(value: Any) -> bool:
+    return issubclass(type(value), (FunctionType, MethodType, BuiltinFunctionType))
+
+
 def _is_module(value: Any) -> bool:
     import torch
 
-    return isinstance(value, torch.nn.Module)
+    return issubclass(type(value), torch.nn.Module)
 
 
 def _is_itself_compiled(value: Any) -> bool:
     if _find_dispatcher(value) is not None:
         return True
-    if not (_is_module(value) or inspect.isroutine(value)) or not dynamo.is_imported():
+    if not (_is_module(value) or _is_routine(value)) or not dynamo.is_imported():
         return False
     return any(_callback_of(each) not in (None, False) for each in _calls_of(value))
 
 
 def _calls_of(value: Any) -> list[Any]:
     """Return what Dynamo or a dispatcher may have been entered through for a compiled object."""
-    in_place = getattr(value, "__dict__", {}).get("_compiled_call_impl")
+    in_place = _attributes_of(value).get("_compiled_call_impl")
     return [each for each in (value, in_place) if each is not None]
 
 
 def _named_parts(value: Any) -> Iterator[tuple[str | _Subscript, Any]]:
-    if isinstance(value, Mapping):
-        items = list(itertools.islice(value.items(), LOOKED_AT))
+    """Yield the parts of a value that may lead to compiled code, each with its name."""
+    if (items := _items_of(value)) is not None:
         yield from ((_Subscript(key), item) for key, item in items)
-    elif isinstance(value, (list, tuple)):
-        yield from ((_Subscript(number), item) for number, item in enumerate(value))
     elif _is_module(value):
-        yield from ((f".{name}", item) for name, item in value.named_children())
-    elif not isinstance(value, PLAIN) and not _is_foreign(type(value)):
-        attributes = dict(getattr(value, "__dict__", {}))
-        yield from ((f".{name}", item) for name, item in attributes.items())
+        import torch
+
+        children = torch.nn.Module.named_children(value)
+        yield from ((f".{name}", item) for name, item in children)
+    elif not _is_plain(value) and not _is_foreign(type(value)):
+        attributes = dict(_attributes_of(value))
+        yield from ((f".{name}", item) for name, item in attributes.items() if not _is_plain(item))
+
+
+def _items_of(value: Any) -> list[tuple[Any, Any]] | None:
+    """Return the first items of a container that may lead to compiled code; None for other values.
+
+    Only Python's own containers count, and their own methods are called: those of other classes run
+    code of the application, and may read a file for each item.
+    """
+    pairs: Iterable[tuple[Any, Any]]
+    if issubclass(type(value), dict):
+        pairs = list(itertools.islice(dict.items(value), LOOKED_AT))
+    elif issubclass(type(value), list):
+        pairs = enumerate(list.__getitem__(value, slice(LOOKED_AT)))
+    elif issubclass(type(value), tuple):
+        pairs = enumerate(tuple.__getitem__(value, slice(LOOKED_AT)))
+    elif issubclass(type(value), (set, frozenset)):
+        whole = set.copy(value) if issubclass(type(value), set) else frozenset.copy(value)
+        pairs = enumerate(itertools.islice(whole, LOOKED_AT))
+    else:
+        return None
+    return [(key, item) for key, item in pairs if not _is_plain(item)]
+
+
+def _attributes_of(value: Any) -> Mapping[str, Any]:
+    """Return the attributes of an object, without code of its class."""
+    try:
+        found: Any = object.__getattribute__(value, "__dict__")
+    except AttributeError:  # a class with slots
+        return {}
+    return found if type(found) is dict else {}
 
 
 def _was_entered(value: Any, entered: Collection[int]) -> bool:
@@ -511,7 +558,7 @@ def _methods_of(module: Any) -> list[Any]:
 
         model.forward = torch.compile(model.forward, mode="reduce-overhead")
     """
-    if hasattr(module, "dynamo_ctx"):  # torch.compile's wrapper also replaces `forward`
+    if "dynamo_ctx" in _attributes_of(module):  # torch.compile's wrapper also replaces `forward`
         return []
     return [
         value
@@ -519,8 +566,6 @@ def _methods_of(module: Any) -> list[Any]:
         if _find_dispatcher(value) is not None
         # Dynamo also marks functions that must not be compiled. Such functions have no backend.
         or (
-            inspect.isroutine(value)
-            and hasattr(type(module), name)
-            and dynamo.is_marked_by_dynamo(value)
+            _is_routine(value) and hasattr(type(module), name) and dynamo.is_marked_by_dynamo(value)
         )
     ]

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
-from serve_warm._redaction import describe_error, excerpt
+from serve_warm._redaction import describe_error, excerpt, loggable
 from serve_warm.compiler import cuda_graphs, evidence
 from serve_warm.compiler.compiled_objects import (
     find_compiled,
@@ -375,10 +375,17 @@ class Proof(StartStep):
         # If nothing was called, the inputs are not proven, and that says more.
         if self.ranks.size > 1 or not self._replays[-1].progress.proven:
             return
-        entered = watch_process().entered
-        routes = find_routes(type(owner))
-        compiled = find_compiled(owner, routes.list_functions() if routes else ())
-        uncalled = find_uncalled(owner, compiled, entered, self._replica.called_methods)
+        called = self._replica.called_methods
+        try:
+            routes = find_routes(type(owner))
+            compiled = find_compiled(owner, routes.list_functions() if routes else ())
+            uncalled = find_uncalled(owner, compiled, watch_process().entered, called)
+            methods = find_uncalled_methods(owner, compiled, called)
+        except Exception as error:
+            logger.warning(
+                "cannot look for compiled objects that no input calls", exc_info=loggable(error)
+            )
+            return
         found = tuple(f"{excerpt(path)}{UNCALLED}" for path in uncalled[:MOST_UNCALLED])
         for each in found:
             if each not in journal.narrow:
@@ -386,7 +393,6 @@ class Proof(StartStep):
         # The artifact has the lines of its build, whose inputs may have been others.
         others = [each for each in journal.narrow if UNCALLED not in each]
         journal.note_coverage(narrow=[*others, *found])
-        methods = find_uncalled_methods(owner, compiled, self._replica.called_methods)
         lines = [f"{METHOD}{excerpt(name)}()" for name in methods[:MOST_UNCALLED]]
         lines += [f"{METHOD}{len(methods)} in all"] * (len(methods) > MOST_UNCALLED)
         judged = {item.target_name for item in self._replays[-1].progress.inputs}
