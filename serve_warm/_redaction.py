@@ -57,6 +57,9 @@ _QUOTED = (
 )
 NO_FLAG = re.RegexFlag(0)
 _PLAIN = r"\[hidden\]|[^\s,;&<>\"'}\])\\]+"
+# A list or a mapping hides as a whole. Before a plain value may be the name of a scheme.
+_WITHIN = r"\[(?=\s{0,9}\\*[\"'])[^\]\r\n]{1,2000}\]?|\{(?=\s{0,9}\\*[\"'])[^}\r\n]{1,2000}\}?"
+_VALUE = rf"(?:(?:(?i:bearer|basic|digest|oauth|token|apikey)\s{{1,9}})?(?:{_QUOTED}|{_WITHIN}|{_PLAIN}))"
 _EQUALS = r"(?::=|=>|={1,3}|:|%3d)"
 _AFTER_QUOTE = r"\\*[\"']\s{0,9}(?:=>|[:=,]|value=|(?=\\*[\"']))\s{0,9}\\*"
 _OPTION = rf"(?<![\w-])--?[\w-]{{0,64}}?(?:{_NAMES}|jwt|pass|auth|credentials?)"
@@ -73,7 +76,8 @@ _SECRETS: tuple[_Row, ...] = (
         (
             r"((?:authorization|cookie)\\*[\"']?\s{0,9}:\s{0,9}\\*"
             r"|authorization\\*[\"']\s{0,9}[:,]\s{0,9}\\*)"
-            rf"(?:\[hidden\]|{_QUOTED}|[^\r\n\"']+(?:(?<==)\"[^\r\n\"]*\"[^\r\n\"']*)*)"
+            rf"(?:\[hidden\]|{_QUOTED}|{_WITHIN}"
+            r"|[^\r\n\"']+(?:(?<==)(?:\"[^\r\n\"]*\"?|'[^\r\n']*'?)[^\r\n\"']*)*)"
         ),
         re.IGNORECASE,
         rf"\1{HIDDEN}",
@@ -90,7 +94,7 @@ _SECRETS: tuple[_Row, ...] = (
             rf"({_NAMES}(?:{_AFTER_QUOTE}|\s{{0,9}}{_EQUALS}\s{{0,9}}\\*)"
             rf"|{_NAMES}(?:\s{{1,9}}[\w:-]{{1,32}}=[\"'][^<>]{{0,100}})?>"
             rf"|{_WORDS}\\*[\"']\s{{0,9}}[:=,]\s{{0,9}}\\*|{_WORDS}[=>]\\*)"
-            rf"(?:{_QUOTED}|{_PLAIN})"
+            rf"{_VALUE}"
         ),
         re.IGNORECASE,
         rf"\1{HIDDEN}",
@@ -100,7 +104,7 @@ _SECRETS: tuple[_Row, ...] = (
         ("credential",),
         (
             rf"([a-z0-9][_-]credentials?(?:{_AFTER_QUOTE}|\s{{0,9}}{_EQUALS}\s{{0,9}}\\*|>))"
-            rf"(?![\"']?[~.]{{0,2}}/)(?:{_QUOTED}|{_PLAIN})"
+            rf"(?![\"']?[~.]{{0,2}}/){_VALUE}"
         ),
         re.IGNORECASE,
         rf"\1{HIDDEN}",
@@ -108,7 +112,7 @@ _SECRETS: tuple[_Row, ...] = (
     # Options of commands.
     (
         ("--", "-token", "-secret", "-pass", "-jwt", "-auth", "-cred", "-access", "-api", "-key"),
-        rf"({_OPTION}(?:\s{{1,9}}|=|\\*[\"'][\s,]{{1,9}})\\*)(?!-|{_SENTENCE})(?:{_QUOTED}|{_PLAIN})",
+        rf"({_OPTION}(?:\s{{1,9}}|=|\\*[\"'][\s,]{{1,9}})\\*)(?!-|{_SENTENCE}){_VALUE}",
         re.IGNORECASE,
         rf"\1{HIDDEN}",
     ),
@@ -125,7 +129,7 @@ _SECRETS: tuple[_Row, ...] = (
         ("sshpass", "mysql", "mariadb", "redis-cli"),
         (
             r"(\b(?:sshpass|mysql\w{0,9}|mariadb|redis-cli)\b[^\n]{0,200}?\s-[pa]\s?)"
-            rf"(?:{_QUOTED}|{_PLAIN})"
+            rf"{_VALUE}"
         ),
         NO_FLAG,
         rf"\1{HIDDEN}",
@@ -135,7 +139,7 @@ _SECRETS: tuple[_Row, ...] = (
         ("passw", "passphrase", "identified"),
         (
             r"((?:passw(?:or)?d|passphrase)\s{1,9}(?:is\s{1,9})?(?=[\"'])|identified\s{1,9}by\s{1,9}"
-            rf"|\blogin\s{{1,9}}\S{{1,64}}\s{{1,9}}password\s{{1,9}})(?:{_QUOTED}|{_PLAIN})"
+            rf"|\blogin\s{{1,9}}\S{{1,64}}\s{{1,9}}password\s{{1,9}}){_VALUE}"
         ),
         re.IGNORECASE,
         rf"\1{HIDDEN}",

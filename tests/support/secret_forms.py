@@ -92,6 +92,9 @@ NAMES = (
 )
 
 NAME_SHAPES = (
+    "sent {name}=Bearer {value}",
+    '{{"{name}": ["{value}", "b"]}}',
+    "{{'{name}': {{'value': '{value}'}}}}",
     "{name}={value}",
     "export {name}='{value}'",
     "{name}: {value}",
@@ -114,6 +117,7 @@ OPTIONS = (
 )
 
 OPTION_SHAPES = (
+    "run {option} Bearer {value}",
     "run {option} {value} x",
     "run {option}={value}",
     "run {option} '{value}' x",
@@ -186,6 +190,18 @@ OTHERS = {
     "a header of an unknown scheme": (f"Authorization: Token {VALUE}", (VALUE,)),
     "a digest": (f'Authorization: Digest username="ci", response="{_LONG}"', (_LONG,)),
     "a bearer without digits": ("sent Authorization Bearer abcDEFghiJKLmno", ("abcDEFghi",)),
+    "a cookie that is cut": (f'Cookie: session="{_LONG}', (_LONG,)),
+    "a cookie after quotes": (f"Cookie: prefs='x'; session={_LONG}", (_LONG,)),
+    "a cookie of JSON": (f'Cookie: {{"a":"{_LONG}"}}', (_LONG,)),
+    "a digest with other quotes": (
+        f"Authorization: Digest username='ci', response='{_LONG}'",
+        (_LONG,),
+    ),
+    "a signature that is cut": (
+        f'Authorization: OAuth oauth_token="x", oauth_signature="{_LONG}',
+        (_LONG,),
+    ),
+    "a scheme in XML": (f"<Authorization>Bearer {VALUE}</Authorization>", (VALUE,)),
     "words for names": (f"API key: {VALUE}", (VALUE,)),
     "more words for names": (f"secret access key = {VALUE}", (VALUE,)),
 }
