@@ -58,8 +58,12 @@ _QUOTED = (
 NO_FLAG = re.RegexFlag(0)
 _PLAIN = r"\[hidden\]|[^\s,;&<>\"'}\])\\]+"
 # A list or a mapping hides as a whole. Before a plain value may be the name of a scheme.
-_WITHIN = r"\[(?=\s{0,9}\\*[\"'])[^\]\r\n]{1,2000}\]?|\{(?=\s{0,9}\\*[\"'])[^}\r\n]{1,2000}\}?"
-_VALUE = rf"(?:(?:(?i:bearer|basic|digest|oauth|token|apikey)\s{{1,9}})?(?:{_QUOTED}|{_WITHIN}|{_PLAIN}))"
+_WITHIN = (
+    r"\[(?=\s{0,9}\\*[\"'])[^\]\r\n]{1,2000}\]?"
+    r"|\{(?=\s{0,9}\\*[\"'])[^}\r\n]{1,2000}\}?"
+)
+_SCHEME = r"(?:(?i:bearer|basic|digest|oauth|token|apikey)\s{1,9})"
+_VALUE = rf"{_SCHEME}?(?:{_QUOTED}|{_WITHIN}|{_PLAIN})"
 _EQUALS = r"(?::=|=>|={1,3}|:|%3d)"
 _AFTER_QUOTE = r"\\*[\"']\s{0,9}(?:=>|[:=,]|value=|(?=\\*[\"']))\s{0,9}\\*"
 _OPTION = rf"(?<![\w-])--?[\w-]{{0,64}}?(?:{_NAMES}|jwt|pass|auth|credentials?)"

@@ -84,7 +84,7 @@ def keep_headers_private(whose: Literal["shared", "own"] = "shared") -> None:
 
 
 _asked: set[str] = set()
-"""With what `keep_headers_private` was called."""
+"""The arguments of all calls of `keep_headers_private` so far."""
 
 
 def _move_headers(codecache: ModuleType) -> None:

@@ -3,13 +3,13 @@
 """Names of private modules of torch, Triton and Ray, for code that must not import them.
 
 Such code asks whether a module is loaded, or waits until another import has loaded it. All names
-are the same in torch 2.11 to 2.15, Triton 3.6 and Ray 2.54 to 2.60.
+are the same in torch 2.11 to 2.15, Triton 3.6 and Ray 2.53 to 2.60.
 """
 
 from __future__ import annotations
 
 PRIVATE_PREFIX = "torch._"
-"""With what the names of torch's private modules begin."""
+"""The names of torch's private modules begin with this text."""
 
 DYNAMO = "torch._dynamo"
 """Dynamo, which `torch.compile` imports."""

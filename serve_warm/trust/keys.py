@@ -159,10 +159,11 @@ def _read_plain(pem: bytes) -> bytes | None:
 
 
 def _check_point(raw: bytes, *, name: str) -> None:
-    """Refuse 32 bytes that `cryptography` accepts as a key, but that no key pair has.
+    """Refuse 32 bytes that `cryptography` accepts as a key, but that are no safe key.
 
     OpenSSL verifies signatures for points of small order, and for a y of `_P` or more. A point of
     small order has at most eight multiples, so anyone can find a signature without a private key.
+    The sum of such a point and a real key is not refused: only the key's holder can sign for it.
 
     Raises:
         ConfigError: the point has small order, its encoding is not canonical (RFC 8032, section
