@@ -111,7 +111,7 @@ def _is_compiled(value: Any) -> bool:
     if _find_dispatcher(value) is not None:
         return True
     if _is_module(value):
-        return any(_backends_of(module) for module in value.modules())
+        return any(map(_backends_of, _modules_of(value)))
     return bool(_backends_of(value))
 
 
@@ -244,7 +244,7 @@ def find_uncalled(
     called = {id(value): value for _, value in found if _was_entered(value, entered)}
     uncalled = [(path, value) for path, value in found if id(value) not in called]
     modules = [value for _, value in found if _is_module(value)]
-    inside = {id(part) for module in modules for part in list(module.modules())[1:]}
+    inside = {id(part) for module in modules for part in _modules_of(module)[1:]}
     functions = [value for value in called.values() if not _is_module(value)]
     of_functions = of_modules = set[str]()
     if functions and uncalled:
@@ -497,13 +497,28 @@ def _named_parts(value: Any) -> Iterator[tuple[str | _Subscript, Any]]:
     if (items := _items_of(value)) is not None:
         yield from ((_Subscript(key), item) for key, item in items)
     elif _is_module(value):
-        import torch
-
-        children = torch.nn.Module.named_children(value)
-        yield from ((f".{name}", item) for name, item in children)
+        yield from ((f".{name}", item) for name, item in _children_of(value))
     elif not _is_plain(value) and not _is_foreign(type(value)):
         attributes = dict(_attributes_of(value))
         yield from ((f".{name}", item) for name, item in attributes.items() if not _is_plain(item))
+
+
+def _children_of(module: Any) -> list[tuple[str, Any]]:
+    import torch
+
+    return list(torch.nn.Module.named_children(module))
+
+
+def _modules_of(module: Any) -> list[Any]:
+    """Return a module and all modules below it, without code of their classes."""
+    found = {id(module): module}
+    waiting = [module]
+    while waiting:
+        for _, child in _children_of(waiting.pop()):
+            if id(child) not in found:
+                found[id(child)] = child
+                waiting.append(child)
+    return list(found.values())
 
 
 def _items_of(value: Any) -> list[tuple[Any, Any]] | None:
@@ -547,7 +562,7 @@ def _was_entered(value: Any, entered: Collection[int]) -> bool:
 
 def _region_of(module: Any) -> Any:
     """Return the compiled call of a block that `serve_warm.compile_regions` compiled, or `None`."""
-    calls = (vars(block).get("_compiled_call_impl") for block in module.modules())
+    calls = (vars(block).get("_compiled_call_impl") for block in _modules_of(module))
     return next((call for call in calls if isinstance(call, HandedOver)), None)
 
 

@@ -360,7 +360,7 @@ def is_set(variable: object) -> TypeGuard[ModelOfSet]:
 
 
 def is_method(variable: object) -> bool:
-    """Return whether one of Dynamo's models stands for a method of another one; only in 2.15."""
+    """Return whether a model stands for a method of another model (2.15; False in older ones)."""
     from torch._dynamo.variables import misc
 
     kind: type | None = getattr(misc, "CallMethodVariable", None)

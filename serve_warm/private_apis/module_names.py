@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names of private modules of torch, Triton and Ray, for code that must not import them.
+"""Names of private modules of torch, Triton and Ray, and of a thread that Ray starts.
 
-Such code asks whether a module is loaded, or waits until another import has loaded it. All names
-are the same in torch 2.11 to 2.15, Triton 3.6 and Ray 2.53 to 2.60.
+Code that must not import such a module asks whether it is loaded, or waits until another import has
+loaded it. All names are the same in torch 2.11 to 2.15, Triton 3.6 and Ray 2.53 to 2.60.
 """
 
 from __future__ import annotations

@@ -532,7 +532,9 @@ class HubStore:
         """
         silence_s = self.silence_s if silence_s is None else silence_s
         until = time.monotonic() + silence_s
-        for tries in itertools.count(1):
+        tries = 0
+        while True:
+            tries += 1
             future = self._run(verb, key, ask, silence_s)
             # Raise outside of any `except` block, so that the client's exception does not become
             # the context of the new one.
@@ -546,7 +548,6 @@ class HubStore:
             if not pause_s or tries > _REPEATS or time.monotonic() + pause_s > until:
                 raise failure from tainted(error)
             time.sleep(pause_s)
-        raise AssertionError  # the loop has no end
 
     def _run(self, verb: str, key: str, ask: Callable[[Pulse], T], silence_s: float) -> Future[T]:
         """Return the ended call; raise if the Hub is silent for too long."""
@@ -582,7 +583,7 @@ class HubStore:
         )
         pause_s = read_retry_after(answers[0]) if answers else 0.0
         text = f"{self.uri}: cannot {verb} {key!r}: {what}"
-        return kind(text, hint=hint, **({"retry_after_s": pause_s} if pause_s else {}))
+        return kind(text, hint=hint, retry_after_s=pause_s)
 
 
 def _seconds(date: datetime) -> float:

@@ -75,6 +75,11 @@ class Strict(nn.Module):
     def named_children(self) -> Iterator[Any]:
         raise RuntimeError("not loaded")
 
+    def modules(self) -> Iterator[Any]:
+        raise RuntimeError("not loaded")
+
+    named_modules = named_children  # type: ignore[assignment]
+
 
 class OwnList(list[Any]):
     def __iter__(self) -> Iterator[Any]:

@@ -22,7 +22,7 @@ DEPTH = 8
 """How deep mappings and lists are searched for sizes. Nothing below is varied or named."""
 
 KNOWN = (str, int, float, bool, dict, list, tuple, type(None))
-"""Types of values that are varied or named with what they have in common, besides tensors."""
+"""Types whose values a trial can change. It can change tensors, too."""
 
 JSON, QUERY = "?json", "?query"
 """Names that no argument has, for the body and for the parameters in the address of a request."""

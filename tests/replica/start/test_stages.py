@@ -346,6 +346,21 @@ def test_a_batch_that_is_padded_has_no_gaps():
     assert (report.narrow, report.warnings) == ((), ())
 
 
+def test_an_object_that_cannot_be_searched_ends_no_start(monkeypatch, caplog):
+    """The search for compiled objects that no input calls only advises."""
+    secret = "abc123" * 2  # the traceback shows the line that raises
+
+    def fail(*_: object) -> None:
+        raise RuntimeError(f"odd object with token={secret}")
+
+    monkeypatch.setattr("serve_warm.replica.start.proof.find_compiled", fail)
+    report = warm_up(StandIn()).report()
+    assert (report.stage, report.covered.proven) == (Stage.READY, 2)
+    assert "cannot look for compiled objects that no input calls" in caplog.text
+    assert "odd object" in caplog.text
+    assert secret not in caplog.text
+
+
 class Small(StandIn):
     """Never has memory for its largest input."""
 
