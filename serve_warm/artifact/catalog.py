@@ -60,14 +60,13 @@ def describe(store: Store, trust: Trust, *, deployment: str | None = None) -> li
 
 def _describe(store: Store, key: str, trust: Trust) -> Described:
     try:
-        envelope = read_envelope(store, key)
-        opened = Envelope.parse(envelope)
+        opened = Envelope.parse(read_envelope(store, key))
     except ObjectNotFound as error:
         return Described(statement=key, trusted=False, reason="gone", message=error.message)
     except ArtifactRefused as refusal:
         return _describe_refused(key, refusal)
     try:
-        verified = verify(envelope, trust, store=store.uri)
+        verified = verify(opened, trust, store=store.uri)
         manifest = believe(verified, trust).manifest
     except ArtifactRefused as refusal:
         return _describe_refused(key, refusal, opened.payload)

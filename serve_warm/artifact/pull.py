@@ -43,6 +43,7 @@ from serve_warm.artifact.manifest import CACHE, check_caps
 from serve_warm.artifact.node_cache import NodeCache
 from serve_warm.artifact.reading_order import ReadingOrder, list_statements
 from serve_warm.artifact.statements import (
+    GLANCE_BYTES,
     READERS,
     STATEMENTS,
     Read,
@@ -55,8 +56,12 @@ from serve_warm.errors import ArtifactNotFound, ArtifactRefused, ObjectNotFound,
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.stores import Listed, Object, Sink, Store, find_missing_folder
 from serve_warm.trust import Trust
+from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES
 
 logger = logging.getLogger(__name__)
+
+MAX_KEPT_BYTES = 8 << 20
+"""Maximum size in bytes of the envelopes in memory that wait for the check of all signatures."""
 
 
 @record(frozen=True, kw_only=True)
@@ -190,14 +195,32 @@ def find_fitting(
     variant = None if fingerprint is None else fingerprint.key
     listing = list_statements(source.pages, deployment, variant=variant)
     order = ReadingOrder(listing, variant=variant)
-    statements = []
+    statements: list[Statement] = []
+
+    def note(statement: Statement) -> None:
+        statements.append(statement)
+        order.note(statement, fits=fingerprint is not None and fits(statement, fingerprint, trust))
+
+    # Set aside: envelopes that need not be read again.
+    kept: dict[str, Read] = {}
+    room_bytes = MAX_KEPT_BYTES
     while keys := order.take(READERS):
-        for key, envelope in source.envelopes(keys):
+        for key, envelope in source.envelopes(keys, max_bytes=GLANCE_BYTES):
+            seen = verify_statement(key, envelope, trust=trust, store=source.uri, check="named")
+            if seen.is_final:
+                note(seen)
+                continue
+            order.set_aside(key)
+            if isinstance(envelope, bytes) and len(envelope) <= room_bytes:
+                kept[key] = envelope
+                room_bytes -= len(envelope)
+    while keys := order.take_aside(READERS):
+        known = [(key, kept.pop(key)) for key in keys if key in kept]
+        unknown = [key for key in keys if key not in dict(known)]
+        for key, envelope in (*known, *source.envelopes(unknown, max_bytes=MAX_ENVELOPE_BYTES)):
             statement = verify_statement(key, envelope, trust=trust, store=source.uri)
-            statements.append(statement)
-            order.note(
-                statement, fits=fingerprint is not None and fits(statement, fingerprint, trust)
-            )
+            order.spend(statement.work_bytes)
+            note(statement)
     return VerifiedStatements(
         statements=tuple(sorted(statements, key=lambda each: each.key)),
         unread=order.left,
@@ -322,7 +345,9 @@ def explain(
     statements = [
         verify_statement(key, envelope, trust=trust, store=store.uri)
         for start in range(0, len(keys), READERS)
-        for key, envelope in source.envelopes(keys[start : start + READERS])
+        for key, envelope in source.envelopes(
+            keys[start : start + READERS], max_bytes=MAX_ENVELOPE_BYTES
+        )
     ]
     candidates = weigh(statements, fingerprint, trust, limits="all")
     warn_of_refused(candidates, uri=store.uri)
@@ -368,14 +393,14 @@ class _TimedReader:
             return False
         return True
 
-    def envelopes(self, keys: Sequence[str]) -> Iterator[tuple[str, Read]]:
+    def envelopes(self, keys: Sequence[str], *, max_bytes: int) -> Iterator[tuple[str, Read]]:
         """Yield each key with the statement's bytes or read error. Takes at most `READERS` keys.
 
         The limit is needed because all these statements are in memory at once, and anyone with
         write access to the store can add large statements.
         """
         with self._count_time():
-            envelopes = read_at_once(self._store, keys)
+            envelopes = read_at_once(self._store, keys, max_bytes=max_bytes)
         yield from zip(keys, envelopes, strict=True)
 
     @contextmanager

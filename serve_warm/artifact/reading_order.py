@@ -8,6 +8,10 @@ larger store, statements whose name contains the fingerprint of this machine and
 Reading alternates between the newest and the oldest statements. So junk that is added later cannot
 delay the oldest statements, and junk that was added earlier cannot delay the newest.
 
+Statements that need much work are set aside until all others have been read. These are large
+statements, and statements with signatures that name no trusted key. The work for those of them that
+are refused is limited, so junk takes a bounded time.
+
 Reading ends early if no unread statement can be chosen. Statements are signed before they are
 stored. So every statement that was stored before the best statement's signing time is older than
 the best statement.
@@ -44,6 +48,9 @@ at 30 ms per round trip, with eight reads at once."""
 MAX_READ = 512
 """Maximum number of statements read from a larger store. Half of these are the newest statements,
 and half are the oldest."""
+
+MAX_WORK_BYTES = 64 << 20
+"""Maximum work for refused statements that were set aside (`Statement.work_bytes`)."""
 
 CLOCK_SKEW_S = 3600.0
 """Maximum number of seconds by which a builder's clock may be ahead of the store's clock."""
@@ -93,7 +100,7 @@ class ReadingOrder:
     """The reading order of a listing.
 
     Repeat until `take` returns no key: call `take`, read the statements with these keys, and call
-    `note` for each.
+    `note` or `set_aside` for each. Then do the same with `take_aside` and `note`.
     """
 
     def __init__(self, listing: ListedStatements, *, variant: str | None) -> None:
@@ -101,10 +108,12 @@ class ReadingOrder:
         for each in sorted(listing.statements, key=_age_key):
             is_named = variant is not None and variant_of(each.key) == variant
             self._queues[0 if is_named else 1].append(each)
+        self._aside: deque[Listed] = deque()
+        self._work_bytes = 0
         self._is_small = listing.is_whole and len(listing.statements) <= READ_WHOLE
         self._is_listed = listing.is_whole
-        self._read: dict[str, float] = {}
-        """Time at which each statement was written, by key, in seconds since the epoch."""
+        self._read: dict[str, Listed] = {}
+        """The statements read so far, by key."""
         self._best_unix = -math.inf
         """Signing time of the best-fitting statement so far, in seconds since the epoch."""
         self._clock_is_right = True
@@ -112,40 +121,60 @@ class ReadingOrder:
 
     @property
     def left(self) -> int:
-        """The number of listed statements that are not yet read."""
-        return sum(map(len, self._queues))
+        """The number of listed statements that are not yet read, or not completely."""
+        return sum(map(len, (*self._queues, self._aside)))
 
     @property
     def is_complete(self) -> bool:
         """Whether the best statement is final, because no unread statement can be newer."""
-        return self._is_settled() or (self._is_listed and not self.left)
+        unread = (*self._newest_unread(), *self._aside)
+        return self._is_settled(unread) or (self._is_listed and not self.left)
 
     def take(self, most: int) -> list[str]:
         """Return up to `most` keys to read next; empty if enough statements have been read."""
         if not self._is_small:
-            most = 0 if self._is_settled() else min(most, MAX_READ - len(self._read))
+            is_settled = self._is_settled(self._newest_unread())
+            most = 0 if is_settled else min(most, MAX_READ - len(self._read))
         keys: list[str] = []
         while len(keys) < most and (queue := next(filter(None, self._queues), None)):
             # Alternate between newest and oldest.
             each = queue.pop() if len(self._read) % 2 == 0 else queue.popleft()
-            self._read[each.key] = math.nan if each.modified_unix is None else each.modified_unix
+            self._read[each.key] = each
             keys.append(each.key)
         return keys
+
+    def set_aside(self, key: str) -> None:
+        """Leave a statement for later, because it needs more work than others."""
+        self._aside.append(self._read[key])
+
+    def take_aside(self, most: int) -> list[str]:
+        """Return up to `most` keys of statements that were set aside, in the same order."""
+        if self._work_bytes >= MAX_WORK_BYTES or self._is_settled(self._aside):
+            return []
+        return [self._aside.popleft().key for _ in range(min(most, len(self._aside)))]
+
+    def spend(self, work_bytes: int) -> None:
+        """Record the work for a refused statement that had been set aside."""
+        self._work_bytes += work_bytes
 
     def note(self, statement: Statement, *, fits: bool) -> None:
         """Record the signed creation time of a statement that was read and is trusted."""
         if statement.readable is None:
             return
         signed_unix = statement.readable.manifest.created_unix
-        if self._read[statement.key] < signed_unix - CLOCK_SKEW_S:
+        stored_unix = self._read[statement.key].modified_unix
+        if stored_unix is not None and stored_unix < signed_unix - CLOCK_SKEW_S:
             # This happens if the store was copied without its times. Then no time in the store is
             # reliable.
             self._clock_is_right = False
         if fits:
             self._best_unix = max(self._best_unix, signed_unix)
 
-    def _is_settled(self) -> bool:
-        newest = max((_age_key(queue[-1])[0] for queue in self._queues if queue), default=-math.inf)
+    def _newest_unread(self) -> list[Listed]:
+        return [queue[-1] for queue in self._queues if queue]
+
+    def _is_settled(self, unread: Iterable[Listed]) -> bool:
+        newest = max((_age_key(each)[0] for each in unread), default=-math.inf)
         return self._is_listed and self._clock_is_right and newest < self._best_unix - CLOCK_SKEW_S
 
 

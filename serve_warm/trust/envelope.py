@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from serve_warm._records import record
 from serve_warm.errors import ArtifactRefused, BuildFailed, ConfigError
@@ -28,6 +28,15 @@ MAX_ENVELOPE_BYTES = 1 << 20
 MAX_SIGNATURES = 16
 """Maximum number of signatures in one envelope, which limits the work that a forged envelope can
 cause."""
+MAX_MARKS = 1000
+"""Maximum number of brackets, braces, commas and colons in an envelope. An envelope with
+`MAX_SIGNATURES` signatures has about 100. The characters are counted before the JSON is parsed,
+because parsing takes up to a second for 1 MiB of small arrays."""
+_MAX_DIGITS = 100
+"""Maximum number of digits of an integer. Converting thousands of digits takes long."""
+
+Check = Literal["all", "named"]
+"""Which signatures to check: all, or only those with the id of a trusted key."""
 
 
 @record(frozen=True, kw_only=True)
@@ -35,7 +44,7 @@ class EnvelopeSignature:
     """One signature from an envelope, not yet checked."""
 
     key_id: str
-    """An unverified hint from the envelope. It affects only the message of a refusal."""
+    """An unverified hint from the envelope: which key to check the signature with."""
     value: bytes
 
 
@@ -59,6 +68,7 @@ class Envelope:
                 reason="too_large",
             )
         try:
+            _check_marks(data)
             return cls._parse(parse_json(data))
         except ValueError as error:
             raise ArtifactRefused(
@@ -87,14 +97,46 @@ class Envelope:
             key_id=item.get("keyid", ""), value=_base64(item.get("sig"), what="sig")
         )
 
-    def signers(self, keys: Iterable[TrustedKey]) -> tuple[TrustedKey, ...]:
-        """Return the keys in `keys` that signed this payload, each once."""
-        message = _pae(self.payload)
+    def signers(
+        self, keys: Iterable[TrustedKey], *, check: Check = "all"
+    ) -> tuple[TrustedKey, ...]:
+        """Return the keys in `keys` that signed this payload, each once.
+
+        A signature with the id of one of the keys is checked with this key only. Other signatures
+        are checked with every key, but not at all with `check="named"`.
+        """
+        message, known = _pae(self.payload), distinct(keys)
+        unnamed = self._unnamed(known) if check == "all" else ()
         return tuple(
             key
-            for key in distinct(keys)
-            if any(key.signed(message, signature.value) for signature in self.signatures)
+            for key in known
+            if any(
+                key.signed(message, signature.value) for signature in (*self._named(key), *unnamed)
+            )
         )
+
+    def count_checks(self, keys: Iterable[TrustedKey]) -> int:
+        """Return how many signatures `signers` checks at most."""
+        known = distinct(keys)
+        return len(self._unnamed(known)) * len(known) + sum(len(self._named(key)) for key in known)
+
+    def has_unnamed(self, keys: Iterable[TrustedKey]) -> bool:
+        """Return whether a signature must be checked with every key, because it names none."""
+        known = distinct(keys)
+        return bool(known and self._unnamed(known))
+
+    def _named(self, key: TrustedKey) -> tuple[EnvelopeSignature, ...]:
+        named = key.id
+        return tuple(each for each in self.signatures if each.key_id == named)
+
+    def _unnamed(self, keys: Iterable[TrustedKey]) -> tuple[EnvelopeSignature, ...]:
+        ids = {key.id for key in keys}
+        return tuple(each for each in self.signatures if each.key_id not in ids)
+
+
+def _check_marks(data: bytes) -> None:
+    if sum(map(data.count, (b"{", b"[", b",", b":"))) > MAX_MARKS:
+        raise ValueError(f"more than {MAX_MARKS} brackets, braces, commas and colons")
 
 
 def _base64(text: Any, *, what: str) -> bytes:
@@ -120,11 +162,15 @@ def parse_json(data: bytes) -> Any:
     """Parse JSON that an attacker might have sent: only UTF-8, without repeated names or NaN.
 
     Raises:
-        ValueError: the data is not such JSON, or is nested beyond the recursion limit.
+        ValueError: the data is not such JSON, is nested beyond the recursion limit, or has an
+            integer of more than `_MAX_DIGITS` digits.
     """
     try:
         return json.loads(
-            data.decode("utf-8"), object_pairs_hook=_no_repeats, parse_constant=_no_constants
+            data.decode("utf-8"),
+            object_pairs_hook=_no_repeats,
+            parse_constant=_no_constants,
+            parse_int=_read_int,
         )
     except RecursionError as error:
         raise ValueError("JSON is nested too deeply") from error
@@ -135,6 +181,12 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         raise ValueError("a name is repeated in a JSON object")
     return fields
+
+
+def _read_int(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"an integer has more than {_MAX_DIGITS} digits")
+    return int(digits)
 
 
 def _no_constants(name: str) -> Any:

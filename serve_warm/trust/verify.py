@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from serve_warm._records import record
 from serve_warm.errors import CHANGED_LATER, ArtifactRefused
-from serve_warm.trust.envelope import Envelope, parse_json
+from serve_warm.trust.envelope import Check, Envelope, parse_json
 from serve_warm.trust.files import how_to_trust
 from serve_warm.trust.keys import TrustedKey
 from serve_warm.trust.patterns import matches
@@ -52,11 +52,14 @@ class Verified:
         return hashlib.sha256(self.payload).hexdigest()
 
 
-def verify(envelope: bytes, trust: Trust, *, store: str = "") -> Verified:
+def verify(
+    envelope: bytes | Envelope, trust: Trust, *, store: str = "", check: Check = "all"
+) -> Verified:
     """Return the payload of an envelope, and the reason why `trust` accepts its origin.
 
     `store` is the address that the store itself reports, never an address from the envelope. The
-    payload might still be denied or too old.
+    payload might still be denied or too old. `check` says which signatures are checked; the others
+    count as wrong.
 
     Raises:
         ArtifactRefused: `no_trust` (nothing is configured), `too_large`, `bad_statement` (not an
@@ -64,10 +67,9 @@ def verify(envelope: bytes, trust: Trust, *, store: str = "") -> Verified:
             trusted for this deployment or store), `bad_signature` (the envelope names a trusted key
             that did not sign it).
     """
-    if not (trust.keys or trust.pinned or trust.unsigned_ok):
-        raise ArtifactRefused("this machine trusts no key", reason="no_trust", hint=how_to_trust())
-    opened = Envelope.parse(envelope)
-    signers = opened.signers(trust.keys)
+    check_any_trust(trust)
+    opened = envelope if isinstance(envelope, Envelope) else Envelope.parse(envelope)
+    signers = opened.signers(trust.keys, check=check)
     # If a key that is trusted for any scope signed the payload, the payload may be parsed.
     deployment = _deployment_in(opened.payload) if any(key.deployments for key in signers) else None
     covering = [key for key in signers if key.covers(deployment=deployment, store=store)]
@@ -88,6 +90,16 @@ def verify(envelope: bytes, trust: Trust, *, store: str = "") -> Verified:
             )
             return Verified(payload=opened.payload, how="unsigned_ok")
     raise _out_of_scope(signers, deployment, store) if signers else _refusal(opened, trust)
+
+
+def check_any_trust(trust: Trust) -> None:
+    """Refuse everything if nothing is trusted.
+
+    Raises:
+        ArtifactRefused: `no_trust`.
+    """
+    if not (trust.keys or trust.pinned or trust.unsigned_ok):
+        raise ArtifactRefused("this machine trusts no key", reason="no_trust", hint=how_to_trust())
 
 
 def _deployment_in(payload: bytes) -> str | None:
