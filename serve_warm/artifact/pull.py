@@ -20,7 +20,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import BinaryIO
@@ -366,12 +366,17 @@ class _TimedReader:
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
         pages = iter(self._store.pages(prefix))
-        while True:
-            with self._count_time():
-                page = next(pages, None)
-            if page is None:
-                return
-            yield page
+        try:
+            while True:
+                with self._count_time():
+                    page = next(pages, None)
+                if page is None:
+                    return
+                yield page
+        finally:
+            # At once, because a store may still be asking for the next page.
+            if isinstance(pages, Generator):
+                pages.close()
 
     def head(self, key: str) -> Object:
         with self._count_time():

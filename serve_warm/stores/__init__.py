@@ -263,9 +263,31 @@ def _open_installed(name: str, uri: str) -> Store:
     return opened
 
 
+MAX_LISTED_KEYS = 1_000_000
+"""Maximum number of keys in a complete listing. Each takes about 200 bytes of memory."""
+
+MAX_EMPTY_PAGES = 1_000
+"""Maximum number of empty pages in succession, because a store could send them without end."""
+
+
 def list_keys(store: Store, prefix: str) -> list[str]:
-    """Return all keys that begin with `prefix`, sorted."""
-    return sorted(each.key for page in store.pages(prefix) for each in page)
+    """Return all keys that begin with `prefix`, sorted.
+
+    Raises:
+        StoreError: the store could not be read, or its listing seems to have no end.
+    """
+    keys: list[str] = []
+    empty = 0
+    for page in store.pages(prefix):
+        keys += [each.key for each in page]
+        empty = 0 if page else empty + 1
+        if len(keys) > MAX_LISTED_KEYS or empty > MAX_EMPTY_PAGES:
+            what = f"{len(keys)} keys" if empty == 0 else f"{empty} empty pages in succession"
+            raise StoreError(
+                f"{store.uri}: the listing of {prefix!r} does not end: it has {what} so far",
+                hint="use another prefix for this store, or delete what is not an artifact",
+            )
+    return sorted(keys)
 
 
 def pieces_of(source: bytes | BinaryIO) -> Iterator[bytes]:

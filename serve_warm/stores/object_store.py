@@ -9,19 +9,21 @@ A store address never contains credentials or an endpoint.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import AbstractContextManager, closing, suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from serve_warm._daemon_threads import begin
 from serve_warm._records import record
 from serve_warm._redaction import tainted
 from serve_warm._store_address import BucketScheme
@@ -63,7 +65,7 @@ from serve_warm.stores.bucket_answers import (
 )
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, ObjectMeta
+    from obstore import GetOptions, ListStream, ObjectMeta
     from obstore.store import AzureStore, GCSStore, RetryConfig, S3Store
 
 T = TypeVar("T")
@@ -104,6 +106,12 @@ total, a download of 32 MiB needs at least 0.6 MB/s, and eight parts at once nee
 SLOWEST_UPLOAD = 256 << 10
 """Speed in bytes per second. The timeout of an upload is longer than the timeout of other requests.
 The extra time is the number of bytes sent at once, divided by this speed."""
+
+PAGE_OBJECTS = 1000
+"""Number of objects in a page of a listing, as in one answer of a server."""
+
+LIST_POLL_S = 0.5
+"""Seconds after which a listing without a new object yields an empty page. So a caller can stop."""
 
 CONFLICT_TRIES = 5
 """Maximum number of times to try a conditional PUT while another writer's PUT is in progress."""
@@ -177,9 +185,9 @@ class ObjectStore:
         # ends with a private use character, which keys never contain.
         folder, _, begun = (start := own + prefix).rpartition("/")
         after = f"{start[:-1]}{chr(ord(start[-1]) - 1)}\U0010fffd" if begun else None
-        stream = obstore.list(self._reader, folder or None, offset=after)
+        stream = obstore.list(self._reader, folder or None, offset=after, chunk_size=PAGE_OBJECTS)
         is_empty = True
-        while (some := self._ask("list", prefix, lambda: next(stream, None))) is not None:
+        for some in self._chunks(stream, prefix):
             is_empty = is_empty and not some
             found = {each["path"].removeprefix(own): each["last_modified"] for each in some}
             yield [
@@ -189,6 +197,38 @@ class ObjectStore:
             ]
         if is_empty:
             self._check_is_store("list", prefix)
+
+    def _chunks(
+        self, stream: ListStream[Sequence[ObjectMeta]], prefix: str
+    ) -> Generator[Sequence[ObjectMeta], None, None]:
+        """Yield the objects of a listing, and an empty list every `LIST_POLL_S` without objects.
+
+        obstore asks for page after page until it has an object. If a server sends empty pages
+        without end, only the cancelling of an asyncio call ends this.
+        """
+        stopped = threading.Event()
+        silence_s = self.timeout_s * WHOLE_REQUEST_FACTOR * 1.5
+        try:
+            while True:
+                asked = begin(
+                    lambda: asyncio.run(_next_chunk(stream, stopped)), name="serve_warm-list"
+                )
+                until = time.monotonic() + silence_s
+                while not wait([asked], timeout=LIST_POLL_S).done:
+                    if time.monotonic() > until:
+                        raise StoreError(
+                            f"{self.uri}: cannot list {prefix!r}: the server sent no object for "
+                            f"{silence_s:.0f} s",
+                            hint="check that the server is a store; some gateways send empty pages "
+                            "without end",
+                        )
+                    yield []
+                some = self._ask("list", prefix, asked.result)
+                if some is None:
+                    return
+                yield some
+        finally:
+            stopped.set()
 
     def _check_is_store(self, verb: str, key: str) -> None:
         """Raise if the server does not answer as a store does.
@@ -565,6 +605,25 @@ _CLIENT_SETTINGS = (
 """Settings of obstore's HTTP client that it reads from variables with the prefix AWS_."""
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
+
+
+async def _next_chunk(
+    stream: ListStream[Sequence[ObjectMeta]], stopped: threading.Event
+) -> Sequence[ObjectMeta] | None:
+    """Return the next objects; None at the end of the listing, or if `stopped` is set."""
+
+    async def ask() -> Sequence[ObjectMeta] | None:
+        try:
+            return await stream.__anext__()
+        except StopAsyncIteration:
+            return None
+
+    asked = asyncio.ensure_future(ask())
+    while not stopped.is_set():
+        if (await asyncio.wait([asked], timeout=LIST_POLL_S))[0]:
+            return asked.result()
+    asked.cancel()  # `asyncio.run` waits until this has ended
+    return None
 
 
 class _Failure(AbstractContextManager["_Failure"]):

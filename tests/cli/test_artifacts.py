@@ -7,10 +7,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +28,6 @@ from command_line import (  # noqa: F401 - fixtures
     target_fixture,
     trust_file_fixture,
 )
-from conftest import wait_until
 from serve_warm.cli import COMMANDS, screen
 
 
@@ -264,34 +262,28 @@ def test_our_errors_are_two_lines_on_stderr(run):
     assert "Traceback" not in ended.err
 
 
-def test_interruption_is_exit_code_130(source, trust_file, tmp_path):
-    publish(source)
-    key = tmp_path / "key.pem"
-    os.mkfifo(key)
-    arguments = [str(trust_file), "sign", str(source.root), "--key", str(key)]
-    with subprocess.Popen(
-        [sys.executable, "-c", MAIN + "main()", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        # It can be opened for writing as soon as the command waits for somebody to write.
-        writer = wait_until("the command reads the key", lambda: opened_for_writing(key))
-        process.send_signal(signal.SIGINT)
-        # A signal that comes just before it begins to read does not end the reading; this does,
-        # and then Python looks at its signals before it goes on.
-        os.close(writer)
-        out, err = process.communicate()
+def test_interruption_is_exit_code_130(source, trust_file):
+    """Also while a bucket does not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60.0)
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}
+        environment = os.environ | {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"} | keys
+        with subprocess.Popen(
+            [sys.executable, "-c", MAIN + "main()", str(trust_file), "inspect", "s3://bucket/pre"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        ) as process:
+            connection, _ = silent.accept()  # the command asks
+            with connection:
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=60.0)
 
     assert process.returncode == 130
     assert out == ""
     assert err.strip() == "interrupted"
-
-
-def opened_for_writing(fifo: Path) -> int | None:
-    with suppress(OSError):  # nobody reads
-        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
-    return None
 
 
 def test_every_command_has_help_and_json(run):

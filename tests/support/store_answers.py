@@ -445,3 +445,25 @@ def make_certificates(folder: Path) -> dict[str, Path]:
         data = key.private_bytes(serialization.Encoding.PEM, form, plain)
         paths[name].with_suffix(".key").write_bytes(data)
     return paths
+
+
+def endless_pages(server: AnyAnswer) -> Callable[[str, str], Answer | None]:
+    """Return the answers of a server whose listings have no end, and no object."""
+    s3 = b"<?xml version='1.0'?><ListBucketResult><Name>bucket</Name><IsTruncated>true"
+    s3 += b"</IsTruncated><NextContinuationToken>more</NextContinuationToken></ListBucketResult>"
+    azure = b"<?xml version='1.0'?><EnumerationResults><Blobs/><NextMarker>more</NextMarker>"
+    azure += b"</EnumerationResults>"
+    xml_type, json_type = {"Content-Type": "application/xml"}, {"Content-Type": "application/json"}
+
+    def choose(_method: str, path: str) -> Answer | None:
+        said: dict[str, Any] = {"name": "endless", "status": 200, "says": (), "hints": None}
+        if "/api/models/" in path and "/revision/" in path:
+            return Answer(**said, body=json.dumps({"sha": "0" * 40}).encode(), headers=json_type)
+        if "/api/models/" in path:
+            following = {"Link": f'<{server.url}{path.partition("?")[0]}?cursor=1>; rel="next"'}
+            return Answer(**said, body=b"[]", headers={**json_type, **following})
+        if path.startswith("/api/"):
+            return Answer(**{**said, "status": 404})
+        return Answer(**said, body=azure if "comp=list" in path else s3, headers=xml_type)
+
+    return choose
