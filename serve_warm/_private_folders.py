@@ -34,6 +34,7 @@ from typing import Literal
 
 from serve_warm import node
 from serve_warm._records import record
+from serve_warm._regular_files import open_regular
 from serve_warm.errors import ArtifactRefused
 from serve_warm.node import FolderProblem
 
@@ -160,14 +161,6 @@ def _way(path: Path) -> Iterator[_PathComponent]:
         target = (at / name).readlink()
         left.extend(reversed(target.parts[target.is_absolute() :]))
         at = Path("/") if target.is_absolute() else at
-
-
-def open_at_once(path: str, flags: int) -> int:
-    """Open a file without blocking, so that a named pipe instead of the file cannot hang a start.
-
-    This function is an opener for `open`.
-    """
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def check_private(folder: Path, what: str, *, opened: int | None = None, advice: str = "") -> None:
@@ -415,7 +408,7 @@ def _sweep(lock_file: Path) -> None:
             return
         if problems(folder.parent.resolve(), leaf="above"):
             return  # another user could replace the folder between this check and the removal
-        lock = os.open(lock_file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        lock = open_regular(lock_file, os.O_RDWR | os.O_NOFOLLOW)
         try:
             if time.time() - os.fstat(lock).st_mtime < ABANDONED_S:
                 return

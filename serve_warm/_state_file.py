@@ -23,6 +23,7 @@ from urllib.parse import quote
 from serve_warm import _private_folders
 from serve_warm._forks import call_in_children
 from serve_warm._redaction import describe_error
+from serve_warm._regular_files import open_regular
 from serve_warm.node import (
     HEARTBEAT_S,
     MAX_STATE_BYTES,
@@ -113,8 +114,8 @@ class StateFile:
             there = os.stat(f"{self._stem}.lock", dir_fd=self._folder, follow_symlinks=False)
             if not os.path.samestat(there, os.fstat(self._lock)):
                 raise FileNotFoundError(errno.ENOENT, "the lock was replaced", str(self.path))
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(temporary, flags, 0o600, dir_fd=self._folder), "wb") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            with open(open_regular(temporary, flags, dir_fd=self._folder), "wb") as file:
                 file.write(data)
             name = f"{self._stem}.json"
             os.rename(temporary, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
@@ -138,8 +139,8 @@ class StateFile:
         self._folder = open_folder(str(self._directory))
         try:
             _sweep(self._directory, self._folder)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._lock = os.open(f"{self._stem}.lock", flags, 0o600, dir_fd=self._folder)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            self._lock = open_regular(f"{self._stem}.lock", flags, dir_fd=self._folder)
             _take(self._lock)
             # Before the first state is written, a reader needs the names and the start time.
             begun = _encoded({**self._names, "began_boot_s": self._began_s})
@@ -247,8 +248,8 @@ def _remove_old(names: Iterable[str], folder: int) -> None:
 def _has_our_content(name: str, folder: int) -> bool:
     """Return whether a file begins as those of StateFile do, or has lost its content."""
     try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(name, flags, dir_fd=folder), "rb", buffering=0) as file:
+        opened = open_regular(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+        with os.fdopen(opened, "rb", 0) as file:
             start = file.read(100) or b""
     except FileNotFoundError:
         return True  # another replica was faster

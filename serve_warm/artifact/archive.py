@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from serve_warm import _private_folders
 from serve_warm._redaction import excerpt
+from serve_warm._regular_files import read_regular
 from serve_warm.errors import ArtifactRefused, BuildFailed
 
 MAX_MEMBERS = 200_000
@@ -59,7 +60,7 @@ def pack_directory(directory: Path) -> bytes:
                 member.type, member.mode = tarfile.DIRTYPE, 0o700
                 archive.addfile(member)
             elif entry.is_file(follow_symlinks=False):
-                data = Path(entry.path).read_bytes()
+                data = read_regular(entry.path)
                 member.size, member.mode = len(data), 0o600
                 archive.addfile(member, io.BytesIO(data))
             else:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from serve_warm import _private_folders
 from serve_warm._records import record
+from serve_warm._regular_files import open_regular, read_regular
 from serve_warm.errors import ArtifactRefused
 from serve_warm.trust.envelope import parse_json
 
@@ -103,8 +104,8 @@ class NewestSeen:
             return None
         try:
             _private_folders.check_private(self.folder, "the folder with the rollback marks")
-            with (self.folder / variant.file_name).open("rb") as file:
-                fields = parse_json(file.read(_MAX_MARK_BYTES))
+            mark = self.folder / variant.file_name
+            fields = parse_json(read_regular(mark, max_bytes=_MAX_MARK_BYTES))
         except FileNotFoundError:
             return ""
         except (OSError, ValueError, ArtifactRefused) as error:
@@ -160,15 +161,15 @@ class NewestSeen:
             _private_folders.check_private(self.node_cache, "the node cache")
             folder = os.open(self.node_cache, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-                os.close(os.open(variant.record_name, flags, 0o600, dir_fd=folder))
+                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+                os.close(open_regular(variant.record_name, flags, dir_fd=folder))
             finally:
                 os.close(folder)
 
     def _forget(self, mark: Path) -> None:
         """Remove the record of a mark, then the mark."""
         with suppress(OSError, ValueError, TypeError, LookupError):
-            fields = parse_json(mark.read_bytes()[:_MAX_MARK_BYTES])
+            fields = parse_json(read_regular(mark, max_bytes=_MAX_MARK_BYTES))
             variant = {each.name: fields[each.name] for each in dataclasses.fields(Variant)}
             (self.node_cache / Variant(**variant).record_name).unlink()
         with suppress(FileNotFoundError):

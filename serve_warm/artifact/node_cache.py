@@ -19,7 +19,6 @@ import logging
 import os
 import re
 import secrets
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from typing import BinaryIO
 
 from serve_warm import _private_folders
 from serve_warm._records import record
+from serve_warm._regular_files import open_regular
 from serve_warm.artifact.blobs import receive, receive_unnamed
 from serve_warm.errors import StoreError
 from serve_warm.stores import PIECE_BYTES, Sink
@@ -151,10 +151,9 @@ class NodeCache(AbstractContextManager["NodeCache"]):
     def _open_kept(self, digest: str, size_bytes: int) -> BinaryIO | None:
         # A blob that cannot be read counts as a cache miss: the disk may be failing.
         with suppress(OSError), ExitStack() as opened:
-            descriptor = self._open(digest, os.O_RDONLY | os.O_NONBLOCK)
+            descriptor = self._open(digest, os.O_RDONLY)
             file = opened.enter_context(os.fdopen(descriptor, "rb"))
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
+            if os.fstat(file.fileno()).st_size != size_bytes:
                 return None
             found = hashlib.sha256()
             while piece := file.read(PIECE_BYTES):
@@ -246,7 +245,7 @@ class NodeCache(AbstractContextManager["NodeCache"]):
             os.close(descriptor)
 
     def _open(self, name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.descriptor)
+        return open_regular(name, flags | os.O_NOFOLLOW, dir_fd=self.descriptor)
 
     def _remove(self, name: str) -> None:
         try:

@@ -10,12 +10,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from serve_warm._records import record
+from serve_warm._regular_files import read_regular
 from serve_warm.errors import ConfigError
 from serve_warm.trust.files import load_trust
 
@@ -265,7 +265,7 @@ def read_document(target: str) -> dict[str, Any]:
 
 def _read_yaml(target: str) -> dict[str, Any]:
     try:
-        loaded = yaml.safe_load(Path(target).read_text())
+        loaded = yaml.safe_load(read_regular(target).decode())
     except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8
         raise ConfigError(f"{target} cannot be read: {error}") from error
     if not isinstance(loaded, dict) or not loaded.get("applications"):

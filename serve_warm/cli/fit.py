@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from serve_warm._records import record
+from serve_warm._regular_files import read_regular
 from serve_warm.artifact import choose, pull
 from serve_warm.cli import NO, screen
 from serve_warm.cli.artifacts import nothing_there
@@ -241,7 +242,7 @@ def _row(mismatch: Mismatch) -> tuple[str, str, str]:
 
 def _read_described(file: Path) -> Fingerprint:
     try:
-        return Fingerprint.from_json(_fingerprint_in(parse_json(file.read_bytes())))
+        return Fingerprint.from_json(_fingerprint_in(parse_json(read_regular(file))))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise click.BadParameter(

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import click
 
+from serve_warm._regular_files import read_regular
 from serve_warm.artifact import pruning
 from serve_warm.artifact.statements import STATEMENTS
 from serve_warm.cli import screen
@@ -122,7 +123,7 @@ def _running_here() -> set[str]:
 
 def _find_names(file: Path) -> set[str]:
     try:
-        found = _statements_in(parse_json(file.read_bytes()))
+        found = _statements_in(parse_json(read_regular(file)))
     except (OSError, ValueError) as error:
         # An error, because an empty list would remove artifacts that the user wants to keep.
         why = error.strerror if isinstance(error, OSError) else str(error)

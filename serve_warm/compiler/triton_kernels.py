@@ -40,6 +40,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from serve_warm._regular_files import read_regular
 from serve_warm.compiler.imports import when_imported
 from serve_warm.config import point_triton_at_ptxas
 from serve_warm.errors import ArtifactRefused
@@ -337,7 +338,7 @@ def relocate(cache_directory: Path) -> None:
     """
     for group in (cache_directory / "triton").glob("*/__grp__*.json"):
         try:
-            names = json.loads(group.read_bytes())["child_paths"].keys()
+            names = json.loads(read_regular(group))["child_paths"].keys()
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ArtifactRefused(
                 f"{group.parent.name}/{group.name} does not list a kernel's files",

@@ -30,6 +30,7 @@ from serve_warm import _private_folders
 from serve_warm._forks import call_in_children
 from serve_warm._records import record
 from serve_warm._redaction import excerpt
+from serve_warm._regular_files import open_regular, read_regular
 from serve_warm.node import boot_s
 
 SCHEMA = 1
@@ -220,8 +221,10 @@ class SeatFolder:
                 path.rename(mine)
             except FileNotFoundError:
                 continue  # another worker was faster
-            data = mine.read_bytes()
-            mine.unlink()
+            try:
+                data = read_regular(mine)
+            finally:
+                mine.unlink()
             wanted = _read_ticket(path.name, data)
             if wanted is not None and boot_s() - wanted.offered_boot_s <= TICKET_S:
                 return path.name, wanted
@@ -250,8 +253,9 @@ class SeatFolder:
         """Return all seats, including those whose process ended. Skips damaged files."""
         found = []
         for path in sorted(self.path.glob("seat-*")):
-            with suppress(FileNotFoundError, ValueError):
-                found.append(Seat(**_values(Seat, path.name, _parse(path.name, path.read_bytes()))))
+            with suppress(OSError, ValueError):
+                data = read_regular(path)
+                found.append(Seat(**_values(Seat, path.name, _parse(path.name, data))))
         return found
 
     def _file(self, seat: Seat) -> Path:
@@ -277,8 +281,7 @@ class KeeperLock:
         import fcntl
 
         self._folder.make()
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(self._path, flags, 0o600)
+        file = open_regular(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -422,7 +425,7 @@ def is_taken(seat: Seat) -> bool:
 def file_digest(path: str) -> str:
     """Return the SHA-256 digest of a file, or "" if it cannot be read."""
     with suppress(OSError):
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular(path)).hexdigest()
     return ""
 
 

@@ -18,8 +18,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from serve_warm._private_folders import open_at_once
 from serve_warm._records import record
+from serve_warm._regular_files import open_regular
 from serve_warm.errors import ObjectExists, ObjectNotFound, ObjectTooLarge, StoreDenied, StoreError
 from serve_warm.stores import (
     PIECE_BYTES,
@@ -92,11 +92,10 @@ class LocalStore:
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return an object of at most `max_bytes`."""
         path = self._path(key)
-        with self._border("read", key), open(path, "rb", opener=open_at_once) as file:
-            status = os.fstat(file.fileno())
-            self._check_regular(status, key)
+        with self._border("read", key), open(path, "rb", opener=open_regular) as file:
+            size = os.fstat(file.fileno()).st_size
             # Read one byte more than expected, because the file may be growing.
-            data = file.read(min(status.st_size, max_bytes) + 1)
+            data = file.read(min(size, max_bytes) + 1)
         if len(data) > max_bytes:
             raise ObjectTooLarge(key, store=self.uri, max_bytes=max_bytes)
         return data
@@ -114,7 +113,7 @@ class LocalStore:
     def _pieces(self, found: Object) -> Generator[bytes, None, None]:
         # Use a generator, so that `_border` does not translate exceptions of the sink.
         path, left = self._path(found.key), found.size_bytes
-        with self._border("read", found.key), open(path, "rb", opener=open_at_once) as file:
+        with self._border("read", found.key), open(path, "rb", opener=open_regular) as file:
             if _object(found.key, os.fstat(file.fileno())).version != found.version:
                 raise explain_change(self.uri, found.key)
             while left and (piece := file.read(min(left, PIECE_BYTES))):
@@ -154,7 +153,7 @@ class LocalStore:
 
     def _holds(self, key: str, source: bytes | BinaryIO) -> bool:
         try:
-            with open(self._path(key), "rb", opener=open_at_once) as file:
+            with open(self._path(key), "rb", opener=open_regular) as file:
                 pairs = itertools.zip_longest(pieces_of(source), pieces_of(file))
                 return all(ours == theirs for ours, theirs in pairs)
         except OSError:

@@ -10,22 +10,24 @@ A store address never contains credentials or an endpoint.
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
+import os
 import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import AbstractContextManager, closing, suppress
 from datetime import timedelta
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from serve_warm._daemon_threads import begin
 from serve_warm._records import record
 from serve_warm._redaction import tainted
+from serve_warm._regular_files import open_regular, read_regular
 from serve_warm._store_address import BucketScheme
 from serve_warm.config import environment
 from serve_warm.errors import (
@@ -515,6 +517,7 @@ class ObjectStore:
                 "base": 2,
             },
         }
+        self._check_files()
         more = self._trust(settings)
         failure = _Failure()
         with failure:
@@ -530,6 +533,25 @@ class ObjectStore:
             hint=f"correct the variables {VARIABLES[self.scheme]}_*: " + CREDENTIALS[self.scheme],
         ) from tainted(failure.error)
 
+    def _check_files(self) -> None:
+        """Refuse a pipe, folder or device in place of a file that obstore reads.
+
+        obstore would wait for a pipe without a limit, and reports other problems itself.
+
+        Raises:
+            StoreDenied: a variable names something that is not a regular file.
+        """
+        for name in _FILES[self.scheme]:
+            try:
+                if path := environment().get(name):
+                    os.close(open_regular(path, os.O_RDONLY))
+            except OSError as error:
+                if error.errno in (errno.EINVAL, errno.EISDIR):
+                    raise StoreDenied(
+                        f"{self.uri}: cannot read {name}={path}: {error.strerror}",
+                        hint=f"mount the file, or correct {name}",
+                    ) from error
+
     def _trust(self, settings: dict[str, str]) -> dict[str, Any]:
         """Return the arguments that make obstore trust the CAs in AWS_CA_BUNDLE.
 
@@ -540,7 +562,7 @@ class ObjectStore:
         if not path:
             return {}
         try:
-            certificates = Path(path).read_bytes()
+            certificates = read_regular(path)
         except OSError as error:
             raise StoreDenied(
                 f"{self.uri}: cannot read AWS_CA_BUNDLE={path}: {error.strerror}",
@@ -597,6 +619,17 @@ class ObjectStore:
             is_final=True,
         )
 
+
+_FILES: Mapping[BucketScheme, tuple[str, ...]] = {
+    "s3": ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+    "gs": (
+        "GOOGLE_SERVICE_ACCOUNT",
+        "GOOGLE_SERVICE_ACCOUNT_PATH",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    ),
+    "az": ("AZURE_FEDERATED_TOKEN_FILE",),
+}
+"""Environment variables with the paths of files that obstore reads."""
 
 _CLIENT_SETTINGS = (
     *("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_ca_certificate"),

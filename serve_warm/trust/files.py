@@ -36,7 +36,6 @@ import json
 import math
 import operator
 import os
-import stat
 import sys
 from collections.abc import Mapping
 from functools import reduce
@@ -44,7 +43,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serve_warm import _private_folders
-from serve_warm._private_folders import open_at_once
+from serve_warm._regular_files import open_regular
 from serve_warm.errors import ConfigError
 from serve_warm.trust.keys import TrustedKey, distinct, public_pem
 from serve_warm.trust.patterns import read_patterns
@@ -229,9 +228,7 @@ def _parse_key(table: Any, path: Path) -> TrustedKey:
 def _read_guarded(path: Path) -> bytes | None:
     """Read a file that only root or this user can write to; return None if there is no file."""
     try:
-        with open(path, "rb", opener=open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError(f"{path} is not a regular file")
+        with open(path, "rb", opener=open_regular) as file:
             found = _private_folders.file_problems(path, opened=file.fileno())
             if found:
                 raise ConfigError(

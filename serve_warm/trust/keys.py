@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from serve_warm import _private_folders
 from serve_warm._records import record
+from serve_warm._regular_files import open_regular
 from serve_warm.errors import ConfigError
 from serve_warm.trust.patterns import matches_any
 
@@ -214,7 +215,7 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
             other users.
     """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             status = os.fstat(file.fileno())
             data = file.read(MAX_KEY_FILE_BYTES)
     except OSError as error:

@@ -205,7 +205,7 @@ def test_a_worker_without_a_ticket_imports_nothing(process: Any):
 @pytest.mark.slow
 def test_a_ticket_that_hangs_holds_up_no_start(process: Any):
     """As on a dead network mount. The waiting thread imports nothing later."""
-    answer = process(imports=["colorsys"], fifo=True, go=True)
+    answer = process(imports=["colorsys"], hangs=True, go=True)
     assert answer["use"]["miss"] == "hung"
     assert answer["use"]["note"] == "looking for a ticket took more than 5 s"
     assert answer["before_replica"] == []

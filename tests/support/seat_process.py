@@ -21,6 +21,7 @@ from typing import Any
 
 from serve_warm.errors import WarmupFailed
 from serve_warm.seats import preload
+from serve_warm.seats import records as seat_records
 from serve_warm.seats import use as seat_use
 from serve_warm.seats.records import SeatFolder, SeatRequest, is_taken
 
@@ -49,11 +50,16 @@ def be_seat(question: dict[str, Any]) -> None:
     if "change" in question:
         (ticket,) = folder.path.glob("ticket-*")
         ticket.write_text(json.dumps({**json.loads(ticket.read_text()), **question["change"]}))
-    if question.get("fifo"):  # a reader waits until something is written to it
-        (ticket,) = folder.path.glob("ticket-*")
-        question["fifo"] = ticket.read_bytes()
-        ticket.unlink()
-        os.mkfifo(ticket)
+    if question.get("hangs"):
+        question["hangs"] = threading.Event()
+        records: Any = seat_records
+        read = records.read_regular
+
+        def wait_and_read(path: Path) -> bytes:
+            question["hangs"].wait()
+            return read(path)
+
+        records.read_regular = wait_and_read
     if question.get("no_file"):
         (folder.path / f"seat-{os.getpid()}").mkdir()
     if question.get("named_idle"):
@@ -164,9 +170,8 @@ def main() -> None:
         # Looked up first: once GO is set, the thread may end at any moment.
         importer = next(t for t in threading.enumerate() if t.name == "serve_warm-preload")
         os.environ["GO"] = "1"
-        folder = SeatFolder.of_worker(COMMAND_LINE)
-        if folder is not None and question.get("fifo"):
-            (folder.path / f"claimed-{os.getpid()}").write_bytes(question["fifo"])
+        if question.get("hangs"):
+            question["hangs"].set()
         importer.join()
     answer["before_replica"] = [name for name in question["imports"] if name in sys.modules]
     if (omp := question.get("omp")) is not None:

@@ -27,7 +27,10 @@ PACKAGE = Path(serve_warm.__file__).parent
 # rows, and every package may import all of them. A row may name a module of a package: it is below
 # the rest of the package.
 ROOT = (
-    ("_package", "_redaction", "_after_import", "_daemon_threads", "_records", "_forks", "node"),
+    (
+        *("_package", "_redaction", "_after_import", "_daemon_threads", "_records", "_forks"),
+        *("_regular_files", "node"),
+    ),
     ("_spans", "errors", "private_apis"),
     ("_private_folders", "_store_address"),
     ("_state_file",),

@@ -25,6 +25,7 @@ import torch
 
 from serve_warm._records import record
 from serve_warm._redaction import describe_error, loggable
+from serve_warm._regular_files import read_regular
 from serve_warm.precompile.calls.signature import Dynamic, Signature
 from serve_warm.precompile.entries import pickles
 from serve_warm.precompile.entries.model_tree import describe_model_change
@@ -197,7 +198,7 @@ class EntryTable:
                     return pickles.load(data, entry.references, entry.plan)
                 # Opening executes the file and checks nothing, so its digest is checked first.
                 path = self._library_path(entry.file)
-                _intact(entry.file, path.read_bytes() if path.is_file() else None)
+                _intact(entry.file, read_regular(path) if path.is_file() else None)
                 return load_library(path, entry.plan)
         except NoEntry as error:
             return error
@@ -374,7 +375,7 @@ class EntryTable:
             NoEntry: the format is unknown, or the files are damaged.
         """
         try:
-            index = json.loads((folder / INDEX).read_bytes())
+            index = json.loads(read_regular(folder / INDEX))
             if index["format"] != FORMAT:
                 raise NoEntry(
                     f"its entries have format {index['format']}, but this release reads format "
@@ -388,7 +389,7 @@ class EntryTable:
                 units[unit.key] = unit
             names = {e.file for unit in units.values() for e in unit.entries if e.level == 2}
             there = {name for name in names if (folder / name).is_file()}
-            table = cls(units, {name: (folder / name).read_bytes() for name in there})
+            table = cls(units, {name: read_regular(folder / name) for name in there})
             table.folder = folder if table.has_entries(3) else None
             table.refused = {(unit, call): why for unit, call, why in index["refused"]}
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

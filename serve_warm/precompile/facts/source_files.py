@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
+from serve_warm._regular_files import read_regular
 from serve_warm.precompile.facts.names import source_file
 
 
@@ -22,6 +22,6 @@ def file_digest(module: str) -> str:
             return ""
         file = str(spec.origin or "") if spec is not None else ""
     try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular(file)).hexdigest()
     except OSError:
         return ""

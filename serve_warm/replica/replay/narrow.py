@@ -27,11 +27,11 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from serve_warm._records import record
 from serve_warm._redaction import describe_error, excerpt, loggable
+from serve_warm._regular_files import read_regular
 from serve_warm.inputs import Input
 from serve_warm.replica.record.raised_at import is_users
 from serve_warm.replica.replay.call_evidence import HEALTH_CHECK
@@ -262,7 +262,7 @@ def digest_of(inputs: Sequence[Input], owner: Any, *, largest_batch: int) -> str
     files = {str(getattr(module, "__file__", None) or "") for module in modules}
     for file in sorted(file for file in files if file and is_users(file)):
         with contextlib.suppress(OSError):  # for example, a file in a zip archive
-            of.update(Path(file).read_bytes())
+            of.update(read_regular(file))
     texts = []
     for item in inputs:
         if item.target_name == HEALTH_CHECK:
