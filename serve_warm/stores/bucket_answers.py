@@ -17,6 +17,7 @@ from pathlib import Path
 from serve_warm._records import record
 from serve_warm._redaction import first_line
 from serve_warm._store_address import BucketScheme
+from serve_warm.stores.redirects import ENDPOINTS, NO_PROXY_THERE
 
 VARIABLES: Mapping[BucketScheme, str] = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 
@@ -330,6 +331,12 @@ def explain_transport(error: BaseException, scheme: BucketScheme) -> Cause:
     if "error following redirect" in text:
         what = "the server redirects to another address, which serve_warm does not follow"
         return Cause(what=what, hint=OTHER_SERVER[scheme], is_final=True)
+    if f"{NO_PROXY_THERE}," in text:
+        return Cause(
+            what="the server redirects to another host, which would receive the credentials",
+            hint="use the address of that host as the endpoint, or a server without redirects",
+            is_final=True,
+        )
     if found := _NO_STORE.search(text):
         what = f"the answer is not from a store ({first_line(found[0], 80)})"
         # The end of a listing may be missing, so a listing that is not whole is requested again.
@@ -414,15 +421,6 @@ def _has_profile(environ: Mapping[str, str]) -> bool:
     )
 
 
-_ENDPOINTS: Mapping[BucketScheme, tuple[str, ...]] = {
-    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    "gs": (),
-    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-}
-"""Environment variables that select a server other than the provider's. The first variable that is
-set wins."""
-
-
 def describe_endpoint(scheme: BucketScheme, environ: Mapping[str, str]) -> str:
     """Return ` at SERVER (VARIABLE)` if an environment variable sets a server, else "".
 
@@ -432,7 +430,7 @@ def describe_endpoint(scheme: BucketScheme, environ: Mapping[str, str]) -> str:
     >>> describe_endpoint("s3", {"AWS_ENDPOINT_URL": "http://me:secret@127.0.0.1:9/x?y"})
     ' at http://127.0.0.1:9 (AWS_ENDPOINT_URL)'
     """
-    name = next((each for each in _ENDPOINTS[scheme] if environ.get(each)), None)
+    name = next((each for each in ENDPOINTS[scheme] if environ.get(each)), None)
     if name is None:
         return ""
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+import urllib.parse
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import field
@@ -73,6 +74,10 @@ class Pulse:
 
 class NoHubError(Exception):
     """The answer is not the JSON that a Hub sends."""
+
+
+class OtherHostError(Exception):
+    """A listing names a next page on another host. The token must not be sent there."""
 
 
 OTHER_SERVER = (
@@ -191,6 +196,9 @@ def explain_failure(error: BaseException) -> Explained:
         known = StoreDenied, what, "unset HF_HUB_OFFLINE, or use a folder as the store"
     elif isinstance(error, OverlongError):
         known = StoreError, str(error), ""
+    elif isinstance(error, OtherHostError):
+        what = f"the listing continues on another host, {error}, which must not receive the token"
+        known = StoreDenied, what, "set HF_ENDPOINT to a Hub, or to a mirror that names itself"
     elif isinstance(error, NoHubError):
         known = StoreDenied, f"the answer is not from a Hub ({error})", OTHER_SERVER
     # Compare the class by name, because hf_xet, which defines it, may not be installed.
@@ -224,6 +232,9 @@ MAX_REDIRECTS = 5
 def ask_json(pulse: Pulse, method: str, url: str, **sent: Any) -> tuple[Any, str]:
     """Return the JSON from an answer, and the URL of the next page (empty on the last page).
 
+    Only the Hub itself is asked, because the request has the token. A redirect to another host is
+    followed without the token.
+
     The client's own functions read the whole body of every answer, even if the body is very long.
     So this function uses the client's session directly, and reads at most `MAX_ANSWER_BYTES`.
     `sent` holds additional arguments for the session's request.
@@ -231,10 +242,14 @@ def ask_json(pulse: Pulse, method: str, url: str, **sent: Any) -> tuple[Any, str
     Raises:
         OverlongError: the answer is too long or compressed, or there are too many redirects.
         NoHubError: the answer is not JSON.
+        OtherHostError: `url` is not on the Hub.
         HfHubHTTPError: the Hub answered with an error status, such as not found.
     """
     import huggingface_hub.utils
 
+    if _origin(url) != _origin(open_api().endpoint):
+        scheme, host, port = _origin(url)
+        raise OtherHostError(f"{scheme}://{host}:{port}")
     utils: Any = huggingface_hub.utils  # Any, because these names are not declared as public
     client = utils.get_session()
     headers = {**utils.build_hf_headers(library_name=LIBRARY), "accept-encoding": "identity"}
@@ -249,9 +264,19 @@ def ask_json(pulse: Pulse, method: str, url: str, **sent: Any) -> tuple[Any, str
                     answer.status_code, headers=answer.headers, content=body, request=request
                 )
                 utils.hf_raise_for_status(whole)
-                return _parse(whole), whole.links.get("next", {}).get("url", "")
+                following = whole.links.get("next", {}).get("url", "")
+                return _parse(whole), urllib.parse.urljoin(url, following) if following else ""
             request = answer.next_request  # has no token if it goes to another host
     raise OverlongError(f"more than {MAX_REDIRECTS} redirects")
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return "", "", None
+    return parts.scheme, excerpt(parts.hostname or "", 100), port
 
 
 def _parse(answer: Any) -> Any:

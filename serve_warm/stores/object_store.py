@@ -65,6 +65,7 @@ from serve_warm.stores.bucket_answers import (
     is_html,
     status_and_code,
 )
+from serve_warm.stores.redirects import confine
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ListStream, ObjectMeta
@@ -508,6 +509,7 @@ class ObjectStore:
         # Do not use `client_options`, which would override the environment: AWS_ALLOW_HTTP, a
         # proxy.
         settings["connect_timeout"] = _duration(self.timeout_s / 2)
+        settings |= confine(self.scheme, environment())
         retries: RetryConfig = {
             "max_retries": RETRIES,
             "retry_timeout": timedelta(seconds=2 * self.timeout_s),
