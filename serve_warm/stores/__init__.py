@@ -24,7 +24,13 @@ from serve_warm._store_address import (
     is_bucket,
     split,
 )
-from serve_warm.errors import ConfigError, ServeWarmError, StoreError, did_you_mean
+from serve_warm.errors import (
+    ConfigError,
+    ServeWarmError,
+    StoreDenied,
+    StoreError,
+    did_you_mean,
+)
 
 PIECE_BYTES = 1 << 20
 """The default size of one read or write, in bytes."""
@@ -241,16 +247,22 @@ def _open_installed(name: str, uri: str) -> Store:
     found = installed_opener(name)
     if found is None:  # check_scheme has refused this scheme
         raise ConfigError(f"unknown store scheme {name}://")
+    what = f"{found.value}, which opens {name}:// stores,"
+    opener = None
     try:
-        store = found.load()(uri)
+        opener = found.load()
+        store = opener(uri)
+        own_uri = getattr(store, "uri", "")
     except ServeWarmError:
         raise
     except Exception as error:  # noqa: BLE001 - code of another package
         # Drop the error, because its text may contain the address.
-        text = f"{found.value}, which opens {name}:// stores, failed: {type(error).__name__}"
-        if isinstance(error, (ImportError, AttributeError)):
-            text = f"{found.value}, which opens {name}:// stores, cannot be imported: {error}"
-        raise ConfigError(text, hint="install or fix that package") from None
+        failure, hint = f"failed: {type(error).__name__}", "install or fix that package"
+        if opener is None and isinstance(error, (ImportError, AttributeError)):
+            failure = f"cannot be imported: {error}"
+        # Only a package that cannot be imported fails a start. Another one may be unreachable.
+        kind = ConfigError if opener is None else StoreDenied
+        raise kind(f"{what} {failure}", hint=hint) from None
     members = (member for member in vars(Store) if not member.startswith("_"))
     missing = [member for member in members if not hasattr(store, member)]
     if missing:
@@ -259,8 +271,9 @@ def _open_installed(name: str, uri: str) -> Store:
             f"without {', '.join(missing)}",
             hint="return a store with all methods; test it with serve_warm.testing.StoreContract",
         )
-    opened: Store = store
-    return opened
+    from serve_warm.stores.installed import InstalledStore
+
+    return InstalledStore(store=store, package=found.value, uri=own_uri)
 
 
 MAX_LISTED_KEYS = 1_000_000
