@@ -1,21 +1,27 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What serve_warm says about each answer of a store that `tests/support/store_answers.py` lists.
+"""What serve_warm says about answers of stores, endless listings, junk, and files of other kinds.
 
     python tests/benchmarks/faults_stores.py --json tests/benchmarks/results/faults.json
 
-A local server gives each answer to the real clients. Each answer is tried once, because the
-server always gives the same answer. A row has the outcome: `named` if the error
-names the cause and its hint fits, else `wrong hint`, `wrong kind` (retried or not, wrongly),
-`start failed` (an exception that is not a StoreError), `no error` or `hung`.
+A local server gives each answer in `tests/support/store_answers.py` to the real clients. Each
+answer is tried once, because the server always gives the same answer. A row has the outcome:
+`named` if the error names the cause and its hint fits, else `wrong hint`, `wrong kind` (retried or
+not, wrongly), `start failed` (an exception that is not a StoreError), `no error` or `hung`.
+
+A listing without an end is `ended` if a pull that was given up asks no further, else `asks on`. The
+other rows are those of `faults_junk.py` and `faults_files.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import logging
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,8 +32,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
+from benchmarks import faults_files, faults_junk  # noqa: E402
 from benchmarks.fault_rows import FaultRow, add_rows  # noqa: E402
+from serve_warm._daemon_threads import begin  # noqa: E402
+from serve_warm.artifact.pull import find_fitting  # noqa: E402
 from serve_warm.stores import list_keys, open_store  # noqa: E402
+from serve_warm.trust import Trust  # noqa: E402
 from store_answers import (  # noqa: E402
     ANSWERS,
     HUB_ANSWERS,
@@ -37,11 +47,13 @@ from store_answers import (  # noqa: E402
     AnyAnswer,
     any_answer,
     bucket_environment,
+    endless_pages,
     find_fault,
     make_certificates,
 )
 
 HUNG_S = 60.0
+GIVEN_UP_AFTER_S = 3.0
 KIND = "store"
 
 
@@ -79,6 +91,33 @@ def run(server: AnyAnswer) -> Iterator[FaultRow]:
 
 def row(name: str, outcome: str, said: str) -> FaultRow:
     return {"name": name, "kind": KIND, "tries": 1, "outcome": outcome, "said": said}
+
+
+def run_endless(server: AnyAnswer) -> Iterator[FaultRow]:
+    """Begin pulls from endless listings, give them up, and count the requests after that."""
+    server.choose = endless_pages(server)
+    for scheme in ("s3", "gs", "az", "hf"):
+        server.requests.clear()
+        given_up, store = threading.Event(), open_store(f"{scheme}://bucket/pre")
+        pull = functools.partial(
+            find_fitting,
+            store,
+            deployment="Embedder",
+            trust=Trust(),
+            fingerprint=None,
+            given_up=given_up,
+        )
+        begin(pull, name="pull")
+        time.sleep(GIVEN_UP_AFTER_S)
+        given_up.set()
+        time.sleep(GIVEN_UP_AFTER_S)
+        before = len(server.requests)
+        time.sleep(GIVEN_UP_AFTER_S)
+        after = len(server.requests) - before
+        said = f"{before} requests until {GIVEN_UP_AFTER_S:.0f} s after that, then {after}"
+        outcome = "ended" if before > 1 and not after else "asks on"
+        yield row(f"{scheme}: empty pages without end, given up", outcome, said)
+    server.choose = lambda _method, _path: None
 
 
 TLS = (
@@ -120,9 +159,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, any_answer() as server:
         os.environ.update(bucket_environment(server.url, Path(folder)))
         os.environ.update({"HF_ENDPOINT": server.url, "HF_HOME": folder, "HF_TOKEN": "hf_hunter2"})
-        rows = [*run(server), *run_tls(Path(folder))]
+        rows = [*run(server), *run_endless(server), *run_tls(Path(folder))]
+    logging.disable()  # each try would log what it found
+    rows += [*faults_files.run(), *faults_junk.run()]
     counts = Counter(row["outcome"] for row in rows)
-    wrong = [row for row in rows if row["outcome"] != "named"]
+    wrong = [row for row in rows if row["outcome"] not in ("named", "ended", "found")]
     sys.stdout.writelines(f"{row['outcome']}: {row['name']}: {row['said']}\n" for row in wrong)
     took_s = time.perf_counter() - began
     sys.stdout.write(f"{len(rows)} answers in {took_s:.0f} s: {dict(counts)}\n")

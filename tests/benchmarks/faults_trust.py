@@ -8,8 +8,8 @@ A row of kind `trust` has a key, a PEM or base64. Its outcome is `refused`, or `
 it is possible. For a weak key, each try first forges a signature without a private key. A row of
 kind `secret` has a form of a credential, and a try for each text in which it stands. Its outcome is
 `hidden`, or `leaked` if a part of the credential is left in one of these texts. `said` is the
-message, or the last text that is shown. The rows replace those of both kinds in the file. The exit
-status is 1 if a row leaked.
+message, or the last text that is shown. The rows of `faults_redirects.py` are added. The rows
+replace those of both kinds in the file. The exit status is 1 if a row leaked.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "support")]
 
 import secret_forms  # noqa: E402 - found through the line above
 from artifacts import new_key  # noqa: E402
+from benchmarks import faults_redirects  # noqa: E402
 from benchmarks.fault_rows import FaultRow, add_rows  # noqa: E402
 from charts import ENGINES, Refused, example, laid_over  # noqa: E402
 from serve_warm._redaction import redact  # noqa: E402
@@ -143,10 +144,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--json", type=Path, help="add the rows to this file, or replace them")
     options = parser.parse_args(argv)
-    rows = [each for part in (weak_keys, pems, envelopes, charts, secrets) for each in part()]
+    parts = (weak_keys, pems, envelopes, charts, secrets, faults_redirects.run)
+    rows = [each for part in parts for each in part()]
     if options.json is not None:
         add_rows(options.json, rows, whole=KINDS)
-    leaked = [each for each in rows if each["outcome"] == "leaked"]
+    leaked = [each for each in rows if each["outcome"] not in ("refused", "hidden")]
     for each in leaked:
         sys.stderr.write(f"{each['kind']}: {each['name']}: {each['said']}\n")
     tries = sum(each["tries"] for each in rows)
