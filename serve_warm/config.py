@@ -17,11 +17,19 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from serve_warm._package import public
 from serve_warm._store_address import check_scheme
@@ -38,17 +46,35 @@ _LIKENESS = 0.8
 """Minimum similarity to a setting at which an unknown variable is a mistake. Less similar variables
 are ignored: Kubernetes sets `SERVE_WARM_PORT` and others for a Service named `serve-warm`."""
 
+UNKNOWN = "extra_forbidden"
+"""pydantic's type of a problem with a name that a model does not have."""
+
 _SHARE = re.compile(r"1/[1-9][0-9]{0,8}", re.ASCII)
 
 
+class _Settings(BaseModel):
+    """Settings that refuse an unknown name, and suggest the name that was probably meant."""
+
+    # Errors do not show the value, because it may hold a credential.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _suggest(cls, given: Any, validate: Callable[[Any], Any]) -> Any:
+        try:
+            return validate(given)
+        except ValidationError as error:
+            problems = [_with_suggestion(problem, cls) for problem in error.errors()]
+        # Raise outside the handler, as in `resolve`.
+        raise ValidationError.from_exception_data(cls.__name__, problems, hide_input=True)
+
+
 @public
-class Seats(BaseModel):
+class Seats(_Settings):
     """Settings for seats: workers that finish their imports before a replica needs a worker.
 
     Seats are off by default.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     count: int = Field(default=0, ge=0, le=64)
     """Number of seats that the deployment keeps on each node that runs one of its replicas. 0 means
@@ -75,11 +101,8 @@ class Seats(BaseModel):
 
 
 @public
-class WarmupConfig(BaseModel):
+class WarmupConfig(_Settings):
     """Settings for the warm-up of a replica. The first value of each policy is the default."""
-
-    # Errors do not show the value, because it may hold a credential.
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     enabled: bool = True
     """`false` turns serve_warm off. torch, Serve and the replica then work as if the mixin were
@@ -279,24 +302,40 @@ def _describe(problem: Any, origin: Mapping[str, str]) -> str:
     if field != "seats":
         inner = []  # the index of an item in a list says little
     name = ".".join([origin.get(field, field), *inner])
-    if problem["type"] == "extra_forbidden":
+    if problem["type"] == UNKNOWN:
         # The value is not repeated, because under an unknown name it may be a credential.
-        return _describe_unknown(name, field, *inner)
+        return _describe_unknown(name, (*inner, field)[0], (Seats if inner else WarmupConfig))
     text = f"{name}: {problem['msg'].removeprefix('Value error, ')}"
     if field == "artifact":
         return text  # an address may hold a credential
     return f"{text} (found {problem['input']!r})"
 
 
-def _describe_unknown(name: str, field: str, *inner: str) -> str:
-    wrong = (*inner, field)[0].removeprefix(ENVIRONMENT_PREFIX).lower()
-    if wrong in REMOVED and not inner:
+def _describe_unknown(name: str, wrong: str, settings: type[_Settings]) -> str:
+    in_environment = wrong.startswith(ENVIRONMENT_PREFIX)
+    wrong = wrong.removeprefix(ENVIRONMENT_PREFIX).lower()
+    former = FORMER if settings is WarmupConfig else {}
+    if wrong in REMOVED and settings is WarmupConfig:
         return f"{name} is no longer a setting; delete it"
-    found = nearest(FORMER.get(wrong, wrong), (Seats if inner else WarmupConfig).model_fields)
-    if found and not inner and name.startswith(ENVIRONMENT_PREFIX):
+    found = nearest(former.get(wrong, wrong), settings.model_fields)
+    if found and in_environment:
         found = ENVIRONMENT_PREFIX + found.upper()
     # No colon after the name: after `token:`, redaction would hide the next word.
     return f"{name} is not a setting" + (f"; did you mean {found!r}?" if found else "")
+
+
+def _with_suggestion(problem: Any, settings: type[_Settings]) -> InitErrorDetails:
+    """Return a problem that pydantic found, with a better text for an unknown name."""
+    details = InitErrorDetails(type=problem["type"], loc=problem["loc"], input=problem["input"])
+    if problem["type"] == UNKNOWN and len(problem["loc"]) == 1:
+        [wrong] = map(str, problem["loc"])
+        text = _describe_unknown(wrong, wrong, settings)
+        details["type"] = PydanticCustomError(UNKNOWN, "{text}", {"text": text})
+    elif problem["type"] == UNKNOWN:  # a field of a field, whose own class has described it
+        details["type"] = PydanticCustomError(UNKNOWN, "{text}", {"text": problem["msg"]})
+    elif "ctx" in problem:
+        details["ctx"] = problem["ctx"]
+    return details
 
 
 def environment() -> Mapping[str, str]:

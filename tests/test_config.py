@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from serve_warm.config import (
+    FORMER,
     REMOVED,
     Seats,
     WarmupConfig,
@@ -137,6 +138,40 @@ def test_a_wrong_name_is_answered_with_what_to_do(wrong: str, name: str):
         said = f"is not a setting; did you mean '{found}'?"
         said = said if name else "is no longer a setting; delete it"
         assert error.message == f"invalid warm-up settings: {there} {said}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong", "said"),
+    [
+        *((WarmupConfig, old, f"not a setting; did you mean '{new}'?") for old, new in FORMER.items()),
+        *((WarmupConfig, removed, "no longer a setting; delete it") for removed in REMOVED),
+        (WarmupConfig, "artefact", "not a setting; did you mean 'artifact'?"),
+        (Seats, "keep_alive", "not a setting; did you mean 'keep_alive_s'?"),
+    ],
+)
+def test_a_wrong_name_in_code_is_answered_with_what_to_do(settings, wrong: str, said: str):
+    """Code gets the same advice as `user_config`, beside the problems of other settings."""
+    with pytest.raises(ValidationError) as refused:
+        settings(**{wrong: "hush"})
+
+    assert f"{wrong} is {said}" in str(refused.value)
+    assert "hush" not in str(refused.value)
+
+
+def test_each_problem_in_code_is_said_once():
+    """A wrong name hides no other problem, and no text is lost."""
+    with pytest.raises(ValidationError) as refused:
+        WarmupConfig(parity="1/2", deadline_s=-1, eager_sample="x", seats={"keep_alive": 1})
+
+    text = str(refused.value)
+    assert refused.value.error_count() == 4
+    for said in (
+        "parity is not a setting; did you mean 'eager_sample'?",
+        "Input should be greater than 0",
+        "write 'off', or a share such as '1/1000'",
+        "keep_alive is not a setting; did you mean 'keep_alive_s'?",
+    ):
+        assert text.count(said) == 1
 
 
 def test_variables_of_others_are_ignored():
