@@ -41,7 +41,7 @@ from processes import run_to_end
 from serve_warm import node, preload
 from serve_warm.builder.app import find_schema_problems as _problems
 from serve_warm.cli import keys, starts
-from serve_warm.config import WarmupConfig, resolve
+from serve_warm.config import FORMER, REMOVED, WarmupConfig, resolve
 from serve_warm.trust.keys import load_signing_key, make_signing_key
 
 ALL = sorted(EXAMPLES)
@@ -247,8 +247,10 @@ def test_the_schema_knows_all_settings_and_options() -> None:
         [deployment["user_config"]["properties"]["warmup"]],
     ]
 
-    # The chart sets these folders, so its values cannot.
-    assert differ == {name: set() for name in theirs} | {"warmup": {"state_dir"}}
+    # The chart sets the folder, so its values cannot, and refuses former names with a hint.
+    assert differ == {name: set() for name in theirs} | {
+        "warmup": {"state_dir", *FORMER, *REMOVED}
+    }
     assert warmups == [[{"$ref": "#/definitions/warmup"}]] * 2
 
 

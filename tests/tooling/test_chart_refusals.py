@@ -17,6 +17,7 @@ import yaml
 
 from artifacts import new_key
 from charts import CHART, ENGINES, Refused, example, helm_3, laid_over
+from serve_warm.config import FORMER, REMOVED
 from weak_keys import not_canonical, pem_of, small_order
 
 MINIMAL = example("minimal")
@@ -56,6 +57,23 @@ def test_a_mistake_is_refused_with_its_key_and_what_to_do(
     assert re.search(rf"(?<![\w.\]])({'|'.join(named)})(?![\w\[])", text), text
     assert mistake["fix"] in text, text
     assert len(problems_in(text)) == 1, text
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_a_former_setting_is_refused_with_its_new_name(engine: str) -> None:
+    """The settings of all deployments and those of one get the advice that a replica gives."""
+    old = dict.fromkeys((*FORMER, *REMOVED), "hush")
+    one = {**ONE, "user_config": {"warmup": old}}
+
+    with pytest.raises(Refused) as refused:
+        ENGINES[engine](values_of({"values": {"warmup": old}, "deployment": one}))
+
+    advice = {name: f"not a setting; did you mean {new}?" for name, new in FORMER.items()}
+    advice |= dict.fromkeys(REMOVED, "no longer a setting; delete it")
+    places = ("warmup", "applications[0].deployments[0].user_config.warmup")
+    expected = {f"{place}.{name}: {said}" for place in places for name, said in advice.items()}
+    assert set(problems_in(str(refused.value))) == expected
+    assert "hush" not in str(refused.value)
 
 
 ONE = {"name": "Scorer", "ray_actor_options": {"num_cpus": 1}, "user_config": {"warmup": {}}}

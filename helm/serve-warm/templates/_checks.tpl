@@ -115,8 +115,26 @@
 {{- toYaml $problems -}}
 {{- end -}}
 
-{{- define "serve-warm.check.applications" -}}
+{{- /* Former names of the settings, each with its new name; empty if there is none. As YAML. */ -}}
+{{- define "serve-warm.formerSettings" -}}
+{{- toYaml (dict "on_uncovered" "on_unproven" "parity" "eager_sample" "parts" "max_level" "headers" "" "max_passes" "" "node_cache_dir" "" "overlap" "" "pgo" "" "readahead" "") -}}
+{{- end -}}
+
+{{- /* Takes key and settings. */ -}}
+{{- define "serve-warm.check.formerNames" -}}
 {{- $problems := list -}}
+{{- $key := .key -}}
+{{- $settings := .settings -}}
+{{- range $former, $name := include "serve-warm.formerSettings" . | fromYaml -}}
+{{- if hasKey $settings $former -}}
+{{- $problems = append $problems (printf "%s.%s: %s" $key $former ($name | empty | ternary "no longer a setting; delete it" (printf "not a setting; did you mean %s?" $name))) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- define "serve-warm.check.applications" -}}
+{{- $problems := include "serve-warm.check.formerNames" (dict "key" "warmup" "settings" .Values.warmup) | fromYamlArray -}}
 {{- if and (eq .Values.kind "RayService") (not .Values.applications) -}}
 {{- $problems = append $problems "applications: empty; list them as in a Serve YAML, each with name, import_path and deployments" -}}
 {{- end -}}
@@ -128,6 +146,7 @@
 {{- if hasKey (.user_config | default dict) "warmup" -}}
 {{- $warming = add1 $warming -}}
 {{- $own := .user_config.warmup | default dict -}}
+{{- $problems = concat $problems (include "serve-warm.check.formerNames" (dict "key" (printf "%s.user_config.warmup" $key) "settings" $own) | fromYamlArray) -}}
 {{- if hasKey $own "deadline_s" -}}
 {{- $problems = append $problems (printf "%s.user_config.warmup.deadline_s: probes and timeouts depend only on warmup.deadline_s; set warmup.deadline_s to the longest deadline" $key) -}}
 {{- end -}}
