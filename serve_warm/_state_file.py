@@ -30,7 +30,9 @@ from serve_warm.node import (
     STATE_SCHEMA,
     SWEEP_S,
     boot_s,
+    has_own_start,
     heartbeat_text,
+    is_stem,
     lock_of,
     open_folder,
     shown,
@@ -204,13 +206,8 @@ def _take(lock: int) -> None:
             return
 
 
-_NAME = re.compile(
-    r"(?P<stem>(?:[\w.~%-]*#){2}[\w.~%-]*|[\w.~%#-]{100}-[0-9a-f]{64})\.(?:json|lock|\d+\.tmp)",
-    re.ASCII,
-)
-"""Names of the files that StateFile writes (see `_stem`)."""
-_CONTENT = re.compile(rb'\{"schema": \d{1,9}, "application": "|\d{13}\.\d{6}\n')
-"""How the content of each of these files begins."""
+_NAME = re.compile(r"(?P<stem>.*)\.(?:json|lock|[0-9]+\.tmp)", re.DOTALL)
+"""Names of the files that StateFile writes; `is_stem` knows the first part."""
 
 
 def _sweep(directory: Path, folder: int) -> None:
@@ -223,12 +220,13 @@ def _sweep(directory: Path, folder: int) -> None:
     others: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if named := _NAME.fullmatch(entry.name):
+            named = _NAME.fullmatch(entry.name)
+            if named is not None and is_stem(named["stem"]):
                 replicas.setdefault(named["stem"], []).append(entry.name)
             elif not entry.is_dir(follow_symlinks=False):
                 others.append(entry.name)
     for stem, names in replicas.items():
-        if not any(_has_our_content(name, folder) for name in names):
+        if not any(has_own_start(name, folder) for name in names):
             others += names
         elif not lock_of(stem, folder).held:
             _remove_old(names, folder)
@@ -243,20 +241,6 @@ def _remove_old(names: Iterable[str], folder: int) -> None:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= SWEEP_S:
                 os.unlink(name, dir_fd=folder)
-
-
-def _has_our_content(name: str, folder: int) -> bool:
-    """Return whether a file begins as those of StateFile do, or has lost its content."""
-    try:
-        opened = open_regular(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
-        with os.fdopen(opened, "rb", 0) as file:
-            start = file.read(100) or b""
-    except FileNotFoundError:
-        return True  # another replica was faster
-    except OSError:
-        return False
-    # After a power failure, a file may be empty or consist of zeros.
-    return not start.strip(b"\0") or _CONTENT.match(start) is not None
 
 
 @functools.cache

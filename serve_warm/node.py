@@ -122,7 +122,11 @@ CONDITIONS = ("warm", "warming", "failed", "stale", "unreadable", "dead")
 
 
 def look(directory: str | os.PathLike[str], *, stale_s: float = STALE_S) -> list[Replica]:
-    """Return the replicas with files in the directory, dead ones too. Raises PermissionError."""
+    """Return the replicas with files in the directory, dead ones too. Raises PermissionError.
+
+    Other files in the directory are no replicas: they have other names, or other content and no
+    lock that is held.
+    """
     directory = os.path.abspath(directory)
     try:
         folder = open_folder(directory)
@@ -133,9 +137,19 @@ def look(directory: str | os.PathLike[str], *, stale_s: float = STALE_S) -> list
             raise _not_private(directory, wrong) from None
         return []
     try:
-        found = [name.rpartition(".") for name in os.listdir(folder)]
-        stems = sorted({stem for stem, _, kind in found if kind in ("json", "lock")})
-        return [_replica(stem, folder, stale_s) for stem in stems]
+        names: dict[str, list[str]] = {}
+        for name in os.listdir(folder):
+            stem, _, kind = name.rpartition(".")
+            if kind in ("json", "lock") and is_stem(stem):
+                names.setdefault(stem, []).append(name)
+        found = [_replica(stem, folder, stale_s) for stem in sorted(names)]
+        return [
+            replica
+            for replica in found
+            if replica.condition != "dead"
+            or replica.state is not None
+            or any(has_own_start(name, folder) for name in names[replica.stem])
+        ]
     finally:
         os.close(folder)
 
@@ -143,6 +157,41 @@ def look(directory: str | os.PathLike[str], *, stale_s: float = STALE_S) -> list
 def read_states(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the states of live replicas. Raises PermissionError, as `look`."""
     return [r.state for r in look(directory) if r.condition != "dead" and r.state is not None]
+
+
+def is_stem(text: str) -> bool:
+    """Return whether the name of a replica's files can begin so (see `_state_file._stem`)."""
+    if not _STEM.issuperset(text):
+        return False
+    digest = text[101:]
+    is_short = text[100:101] == "-" and len(digest) == 64 and not digest.strip("0123456789abcdef")
+    return text.count("#") == 2 or is_short
+
+
+_STEM = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~%-#")
+
+
+def has_own_start(name: str, folder: int) -> bool:
+    """Return whether a file begins as a replica's files do, or has lost its content."""
+    try:
+        opened = os.open(name, _READ, dir_fd=folder)
+        try:
+            if not stat.S_ISREG(os.fstat(opened).st_mode):
+                return False
+            start = os.read(opened, 100)
+        finally:
+            os.close(opened)
+    except FileNotFoundError:
+        return True  # a sweep was faster
+    except OSError:
+        return False
+    if start[:13].isdigit() and start[13:14] == b"." and start[14:20].isdigit():
+        return start[20:21] == b"\n"  # a heartbeat
+    head, _, rest = start.partition(b", ")
+    opening, _, schema = head.partition(b": ")
+    is_state = opening == b'{"schema"' and schema.isdigit() and len(schema) < 10
+    # After a power failure, a file may be empty or consist of zeros.
+    return (is_state and rest.startswith(b'"application": "')) or not start.strip(b"\0")
 
 
 def _replica(stem: str, folder: int, stale_s: float) -> Replica:
@@ -218,12 +267,14 @@ def lock_of(stem: str, folder: int) -> _Lock:
     return _Lock(held, float(line) if is_number else 0.0, rest, trouble)
 
 
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Does not wait for a pipe, and follows no link."""
+
+
 def _content(name: str, folder: int) -> tuple[bytes | None, bool, str]:
     """Return a file's content (None if it is missing), whether it is locked, and its problem."""
-    # Do not wait for a pipe, and follow no link.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        opened = os.open(name, flags, dir_fd=folder)
+        opened = os.open(name, _READ, dir_fd=folder)
         try:
             status = os.fstat(opened)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
@@ -517,7 +568,7 @@ def _has_living(directory: str) -> bool:
         return False
     try:
         stems = [name[: -len(".lock")] for name in os.listdir(folder) if name.endswith(".lock")]
-        return any(lock_of(stem, folder).held for stem in stems)
+        return any(lock_of(stem, folder).held for stem in filter(is_stem, stems))
     finally:
         os.close(folder)
 

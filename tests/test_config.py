@@ -143,7 +143,10 @@ def test_a_wrong_name_is_answered_with_what_to_do(wrong: str, name: str):
 @pytest.mark.parametrize(
     ("settings", "wrong", "said"),
     [
-        *((WarmupConfig, old, f"not a setting; did you mean '{new}'?") for old, new in FORMER.items()),
+        *(
+            (WarmupConfig, old, f"not a setting; did you mean '{new}'?")
+            for old, new in FORMER.items()
+        ),
         *((WarmupConfig, removed, "no longer a setting; delete it") for removed in REMOVED),
         (WarmupConfig, "artefact", "not a setting; did you mean 'artifact'?"),
         (Seats, "keep_alive", "not a setting; did you mean 'keep_alive_s'?"),

@@ -26,6 +26,7 @@ import pytest
 from conftest import wait_until
 from serve_warm import _private_folders, _state_file, node
 from serve_warm._state_file import Heartbeat, StateFile
+from serve_warm.cli import observed
 from serve_warm.node import (
     STATE_SCHEMA,
     Policy,
@@ -430,13 +431,13 @@ NAMES = b'"application": "a", "deployment": "d", "replica": "odd"'
 def test_a_file_that_is_no_state_is_not_warm(directory: Path, content: bytes):
     """Half a file or an odd one does not hide the others, and does not make a node ready."""
     state_file(directory).write({"stage": "READY"})
-    (directory / "z.json").write_bytes(content)
-    with held(directory / "z.lock"):
+    (directory / "a#d#odd.json").write_bytes(content)
+    with held(directory / "a#d#odd.lock"):
         found = look(directory)
         states = list(read_states(directory))
-    assert [replica.condition for replica in found] == ["warm", "unreadable"]
+    assert sorted(replica.condition for replica in found) == ["unreadable", "warm"]
     assert [state["replica"] for state in states] == ["Embedder#1"]
-    assert "z.json " in warmth(found, Policy())[0][0]
+    assert "a#d#odd.json " in warmth(found, Policy())[0][0]
 
 
 @pytest.mark.parametrize(
@@ -495,7 +496,7 @@ def test_what_is_no_file_of_ours_is_refused(directory: Path, kind: str, suffix: 
     """A pipe is not waited for, a link not followed, and a stranger's file not trusted."""
     file = state_file(directory)
     file.write({"stage": "READY"})
-    odd = (directory / "z").with_suffix(suffix)
+    odd = directory / f"z#d#odd{suffix}"
     if kind == "another user's":
         if os.geteuid() != 0:
             pytest.skip("only root can give a file away")
@@ -508,12 +509,12 @@ def test_what_is_no_file_of_ours_is_refused(directory: Path, kind: str, suffix: 
             "directory": Path.mkdir,
         }[kind](odd)
 
-    with held(directory / "z.lock") if suffix == ".json" else contextlib.nullcontext():
+    with held(directory / "z#d#odd.lock") if suffix == ".json" else contextlib.nullcontext():
         warm, refused = look(directory)
 
     assert (warm.condition, refused.condition) == ("warm", "unreadable")
     assert refused.state is None
-    assert str(refused).startswith("z: z" + suffix)
+    assert str(refused).startswith(f"z#d#odd: z#d#odd{suffix}")
 
 
 # --- what cannot be written ----------------------------------------------------------------
@@ -748,12 +749,29 @@ def test_files_of_others_are_never_swept(directory: Path, caplog: pytest.LogCapt
         state_file(directory, replica).write({"stage": "READY"})
 
     assert {name: (directory / name).read_bytes() for name in OF_OTHERS} == OF_OTHERS
+    assert conditions(directory) == {"first": "warm", "second": "warm"}
     [record] = caplog.records
     assert record.message == (
         f"the state directory {directory} has files that serve_warm did not write (#notes#.json, "
         "a#b#c.4711.tmp, a#b#c.json and 11 more). They stay as they are. Set state_dir or "
         "SERVE_WARM_STATE_DIR to a folder that is only for state files"
     )
+
+
+def test_files_of_others_are_no_replicas(directory: Path):
+    """A folder that an application shares with its replicas lists the replicas alone."""
+    directory.mkdir(mode=0o700)
+    for name, content in OF_OTHERS.items():
+        (directory / name).write_bytes(content)
+    with held(directory / "uv.lock"):
+        found = look(directory)
+        status = observed.of_directory(str(directory))
+    state_file(directory, "ended").write({"stage": "READY"})
+    OPEN.pop().close()
+
+    assert found == []
+    assert status.replicas == ()
+    assert conditions(directory) == {"ended": "dead"}
 
 
 def test_a_folder_of_its_own_is_no_trouble(directory: Path, caplog: pytest.LogCaptureFixture):

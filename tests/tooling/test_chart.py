@@ -248,9 +248,7 @@ def test_the_schema_knows_all_settings_and_options() -> None:
     ]
 
     # The chart sets the folder, so its values cannot, and refuses former names with a hint.
-    assert differ == {name: set() for name in theirs} | {
-        "warmup": {"state_dir", *FORMER, *REMOVED}
-    }
+    assert differ == {name: set() for name in theirs} | {"warmup": {"state_dir", *FORMER, *REMOVED}}
     assert warmups == [[{"$ref": "#/definitions/warmup"}]] * 2
 
 
