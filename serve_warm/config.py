@@ -52,8 +52,8 @@ UNKNOWN = "extra_forbidden"
 _SHARE = re.compile(r"1/[1-9][0-9]{0,8}", re.ASCII)
 
 
-class _Settings(BaseModel):
-    """Settings that refuse an unknown name, and suggest the name that was probably meant."""
+class _ClosedModel(BaseModel):
+    """A model that refuses unknown names, and suggests the name that was probably meant."""
 
     # Errors do not show the value, because it may hold a credential.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -70,7 +70,7 @@ class _Settings(BaseModel):
 
 
 @public
-class Seats(_Settings):
+class Seats(_ClosedModel):
     """Settings for seats: workers that finish their imports before a replica needs a worker.
 
     Seats are off by default.
@@ -101,7 +101,7 @@ class Seats(_Settings):
 
 
 @public
-class WarmupConfig(_Settings):
+class WarmupConfig(_ClosedModel):
     """Settings for the warm-up of a replica. The first value of each policy is the default."""
 
     enabled: bool = True
@@ -311,7 +311,7 @@ def _describe(problem: Any, origin: Mapping[str, str]) -> str:
     return f"{text} (found {problem['input']!r})"
 
 
-def _describe_unknown(name: str, wrong: str, settings: type[_Settings]) -> str:
+def _describe_unknown(name: str, wrong: str, settings: type[_ClosedModel]) -> str:
     in_environment = wrong.startswith(ENVIRONMENT_PREFIX)
     wrong = wrong.removeprefix(ENVIRONMENT_PREFIX).lower()
     former = FORMER if settings is WarmupConfig else {}
@@ -324,7 +324,7 @@ def _describe_unknown(name: str, wrong: str, settings: type[_Settings]) -> str:
     return f"{name} is not a setting" + (f"; did you mean {found!r}?" if found else "")
 
 
-def _with_suggestion(problem: Any, settings: type[_Settings]) -> InitErrorDetails:
+def _with_suggestion(problem: Any, settings: type[_ClosedModel]) -> InitErrorDetails:
     """Return a problem that pydantic found, with a better text for an unknown name."""
     details = InitErrorDetails(type=problem["type"], loc=problem["loc"], input=problem["input"])
     if problem["type"] == UNKNOWN and len(problem["loc"]) == 1:

@@ -62,9 +62,12 @@ STALE_S = 30.0
 SWEEP_S = 600.0
 """Seconds for which a dead replica's files are kept, so that its last metrics can be exported."""
 
-RAYLET = "http://127.0.0.1:52365/api/healthz"
+RAYLET = "http://localhost:52365/api/healthz"
 """Health URL of Ray's agent on each node. The agent checks the raylet. The URL needs no token."""
-PROXY = "http://127.0.0.1:8000/-/healthz"
+PROXY = "http://localhost:8000/-/healthz"
+LOCALHOST = ("127.0.0.1", "::1")
+"""The addresses that `localhost` means, without a look-up. On a node without an IPv4 address, Ray's
+agent listens on ::1 and not on 127.0.0.1 (2.60)."""
 LATE = "{} did not answer within {} s"
 CHECK_LIMIT_S = 0.5
 GRACE_S = 0.5
@@ -786,7 +789,8 @@ def get(url: str, *, limit_s: float = CHECK_LIMIT_S) -> str:
     try:
         connection = _connected(host, port, end)
         try:
-            request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
+            name = f"[{host.partition('%')[0]}]" if ":" in host else host
+            request = f"GET {path} HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n\r\n"
             connection.sendall(request.encode())
             while b"\n" not in head and len(head) < 4096:
                 connection.settimeout(max(0.001, end - time.monotonic()))
@@ -811,19 +815,26 @@ def _connected(host: str, port: int, end_s: float) -> Any:
     """Connect to the first of a host's addresses that accepts a connection."""
     import _socket  # `socket` without its enums, which are slow to make
 
-    # As bytes: for a string, `getaddrinfo` would import the IDNA codec.
-    found = _socket.getaddrinfo(host.encode(), port, 0, _socket.SOCK_STREAM)
     trouble = OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
-    for family, kind, protocol, _, address in found:
-        connection = _socket.socket(family, kind, protocol)
-        try:
-            connection.settimeout(max(0.001, end_s - time.monotonic()))
-            connection.connect(address)
-        except OSError as error:
-            connection.close()
-            trouble = error
-        else:
-            return connection
+    for name in LOCALHOST if host.lower() == "localhost" else (host,):
+        # As bytes: for a string, `getaddrinfo` would import the IDNA codec.
+        found = _socket.getaddrinfo(name.encode(), port, 0, _socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in found:
+            try:
+                connection = _socket.socket(family, kind, protocol)
+            except OSError as error:  # no IPv6 in this kernel
+                trouble = error
+                continue
+            try:
+                connection.settimeout(max(0.001, end_s - time.monotonic()))
+                connection.connect(address)
+            except OSError as error:
+                connection.close()
+                # "Refused" says more than the error of an address that this machine does not have.
+                if not isinstance(trouble, ConnectionRefusedError):
+                    trouble = error
+            else:
+                return connection
     raise trouble
 
 
@@ -833,11 +844,15 @@ def split_url(url: str) -> tuple[str, int, str]:
     host, slash, path = rest.partition("/")
     name, _, port = host.rpartition(":")
     digits = port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1].replace("%25", "%")
+    elif ":" in name:
+        name = ""
     if scheme != "http" or not name or not digits or not url.isprintable() or " " in url:
         raise ValueError(
-            f"{url!r} is neither a URL such as http://127.0.0.1:8000/-/healthz nor 'none'"
+            f"{url!r} is neither a URL such as {PROXY} or http://[::1]:8000/-/healthz, nor 'none'"
         )
-    return name.strip("[]"), int(port), slash + path or "/"
+    return name, int(port), slash + path or "/"
 
 
 # --- command line -----------------------------------------------------------------------------

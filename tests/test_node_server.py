@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import _socket
 import contextlib
+import errno
 import http.client
 import http.server
 import json
@@ -42,7 +43,7 @@ from serve_warm.report import Report, Stage
 from state_files import directory_fixture  # noqa: F401 - a fixture
 
 NO_CHECKS = ("--raylet", "none", "--proxy", "none")
-NO_URL = "is neither a URL such as http://127.0.0.1:8000/-/healthz nor 'none'"
+NO_URL = "is neither a URL such as http://localhost:8000/-/healthz or http://[::1]:8000/-/healthz"
 
 
 @pytest.fixture(name="replica")
@@ -232,6 +233,9 @@ def test_verbose_shows_what_was_checked(probe, replica, health):
         (["--proxy", "https://127.0.0.1:8000/"], NO_URL),
         (["--proxy", "http://127.0.0.1/"], NO_URL),
         (["--proxy", "http://127.0.0.1:99999/"], NO_URL),
+        (["--proxy", "http://::1:8000/"], NO_URL),
+        (["--proxy", "http://[::1]/"], NO_URL),
+        (["--proxy", "http://[::1:8000/"], NO_URL),
         (["--proxy", "http://h:1/ HTTP/1.1\r\nX: y"], NO_URL),
         (["--stale-s", "0"], "0.0 is not a positive number of seconds"),
         (["--stale-s", "nan"], "is not a positive number of seconds"),
@@ -683,6 +687,41 @@ def test_changes_are_logged_once(serve, replica):
     assert "not ready: warm: no replica is on this node" in log.readline()
 
 
+class Broken(Server):
+    """A server that cannot tell whether its node is ready, for a reason that nobody foresaw."""
+
+    error: Exception
+
+    def readiness(self) -> node.Readiness:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("hush"), OSError(errno.EMFILE, "hush")])
+def test_an_unexpected_error_is_answered_and_logged_once(directory, capsys, error):
+    """The client gets 500, the log names the line of the error, and the server goes on."""
+    server = Broken(node.Settings(str(directory), urls=()), host="127.0.0.1", port=0)
+    server.error = error
+    threading.Thread(target=server._http.serve_forever, args=(0.01,), daemon=True).start()
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port)) as connection:
+
+        def ask(path: str, verb: str = "GET") -> tuple[int, str]:
+            connection.request(verb, path, headers={"X-Token": "hush"})
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+
+        answers = [ask("/readyz?hush"), ask("/readyz", "HEAD"), ask("/livez")]
+    server._http.shutdown()
+    server._http.server_close()
+
+    said = "internal error: see the log of the node server\n"
+    assert answers == [(500, said), (500, ""), (200, "ok\n")]
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.search(
+        r"a request was answered with 500: (RuntimeError|OSError) in \S+\.py:\d+$", line
+    )
+    assert "hush" not in line
+
+
 @contextlib.contextmanager
 def one_client_at_a_time(directory: Path, *, request_s: float) -> Iterator[int]:
     """Run a server for one client, who has this time for a request; yields its port."""
@@ -808,7 +847,8 @@ def test_a_crowd_of_slow_clients_shuts_no_probe_out(serve, replica, crowd, each,
     """Probes come from this machine, its kubelet, or an address that no other client has."""
     other = "127.0.0.3"
     replica()
-    server = serve(*NO_CHECKS, "--host", "0.0.0.0", "--host-ip", host)
+    # On all addresses, so the clients' addresses are mapped to IPv6.
+    server = serve(*NO_CHECKS, "--host=", "--host-ip", host)
     slow = Crowd(crowd, server.port, silent=each, dripping=each)
 
     def answered(source: str) -> bool:

@@ -5,19 +5,19 @@
 from __future__ import annotations
 
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from serve_warm import node
+from serve_warm.node_server.addresses import plain_address
 from serve_warm.node_server.server import LOOPBACK, Server, log
 
 COMMAND = "python -m serve_warm.node_server"
 OPTIONS: dict[str, tuple[str, Any, str]] = {
     **{name: option for name, option in node.OPTIONS.items() if name != "--verbose"},
     "--port": ("PORT", "8099", "The server's port. Default: 8099."),
-    "--host": ("ADDRESS", "", "Default: all IPv4 addresses of this machine."),
+    "--host": ("HOST", "", "An address or a name. Default: all addresses, IPv6 and IPv4."),
     "--drain-s": ("SECONDS", "5", "Seconds between SIGTERM and the end of the server."),
     "--host-ip": (
         "ADDRESS",
@@ -44,19 +44,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         server = Server(settings, host=host, port=port, drain_s=drain_s, trusted=trusted)
-    except (OSError, OverflowError) as error:
-        sys.stderr.write(f"error: port {port} of {host or 'this machine'}: {error}\n")
+    except OSError as error:
+        sys.stderr.write(f"error: port {port} of {host or 'this machine'}: {error.strerror}\n")
         return 1
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.drain())
-    log(f"the server answers on port {server.port} and reads {settings.choice()[0]}")
+    reads = settings.choice()[0]
+    log(f"the server answers on port {server.port} of {server.where} and reads {reads}")
     server.run()
     log("ended")
     return 0
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """Split comma-separated IP addresses, and normalize each address.
+    """Split comma-separated IP addresses into plain addresses.
 
     Raises:
         ValueError: one of the texts is not an IP address.
@@ -66,10 +67,9 @@ def addresses(text: str) -> tuple[str, ...]:
     """
     found = []
     for each in filter(None, text.split(",")):
-        family = socket.AF_INET6 if ":" in each else socket.AF_INET
         try:
-            found.append(socket.inet_ntop(family, socket.inet_pton(family, each)))
-        except (OSError, UnicodeError):
+            found.append(plain_address(each))
+        except ValueError:
             raise ValueError(
                 f"{each!r} is not an IP address; use, for example, the value of status.hostIP"
             ) from None

@@ -10,15 +10,18 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from socketserver import BaseRequestHandler, TCPServer, ThreadingMixIn
 from typing import Any, NamedTuple
 
 from prometheus_client.exposition import choose_encoder
 
 from serve_warm._redaction import describe_error
-from serve_warm.node import Readiness, Settings, asked, judge, shown
+from serve_warm.node import LOCALHOST, Readiness, Settings, asked, judge, shown
+from serve_warm.node_server.addresses import describe, listen
 from serve_warm.node_server.ledger import Ledger
 
 CHECK_VALID_S = 1.0
@@ -37,7 +40,7 @@ is finished. At this limit, new connections from untrusted addresses are closed 
 SLOW_S = 1.0
 """A client that sends no request for this many seconds counts as slow. A probe sends its request at
 once."""
-LOOPBACK = frozenset(("127.0.0.1", "::1"))
+LOOPBACK = frozenset(LOCALHOST)
 BACKLOG = 1024
 """Number of connections that can wait to be accepted, if the kernel allows that many."""
 IDLE_S = 5.0
@@ -51,10 +54,11 @@ MAX_HEAD_BYTES = 1 << 14
 class Server:
     """Answers `/livez`, `/readyz` and `/metrics` until `drain` is called.
 
-    Some connections are reserved for `trusted` addresses.
+    `host` has the same meaning as in `listen`. Some connections are reserved for `trusted`
+    addresses, which are plain (see `plain_address`).
 
     Raises:
-        OSError: the port is taken.
+        OSError: as `listen`.
     """
 
     def __init__(
@@ -79,12 +83,15 @@ class Server:
         """The last page in each format, and the time at which the server began to build it."""
         self._health_lock = threading.Lock()
         self._health: tuple[float, dict[str, str]] = (-CHECK_VALID_S, {})
-        self._said = ""
+        self._said = self._failure = ""
         # Starts that ended before this server began do not count.
         self._noted({})
         self._clients = _Clients(trusted)
-        self._http = _http_server(self, host, port, self._clients)
-        self.port: int = self._http.server_address[1]
+        listening = listen(host, port, backlog=BACKLOG)
+        self._http = _http_server(self, listening, self._clients)
+        self.port: int = listening.getsockname()[1]
+        self.where = describe(listening)
+        """The addresses on which the server listens, for people."""
 
     def run(self) -> None:
         """Serve until `drain` is called, and for `drain_s` after that."""
@@ -180,6 +187,16 @@ class Server:
             self._said = said
             log(f"not ready: {text}" if text else "ready")
 
+    def note_failure(self, error: BaseException) -> None:
+        """Log that a request failed unexpectedly, unless the last failure was the same."""
+        # The text of an error may repeat the request, so only the line is logged.
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        failure = f"{type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}"
+        if failure != self._failure:
+            self._failure = failure
+            with suppress(OSError):  # stderr may be closed
+                log(f"a request was answered with 500: {failure}")
+
     def _repeat(self, what: Callable[[], object], period_s: float) -> None:
         began_s, trouble = time.monotonic(), ""
         while True:
@@ -263,6 +280,7 @@ class _Clients:
 
         Returns False if too many threads are running.
         """
+        # Equal to `plain_address` for what the kernel writes, but faster, which a crowd needs.
         peer = peer.removeprefix("::ffff:").partition("%")[0]
         free = self.max_connections - KEPT_CONNECTIONS
         with self._lock:
@@ -371,9 +389,13 @@ REASONS = {
     200: "OK",
     400: "Bad Request",
     404: "Not Found",
+    500: "Internal Server Error",
     501: "Not Implemented",
     503: "Service Unavailable",
 }
+
+
+FAILED = b"internal error: see the log of the node server\n"
 
 
 def _reply(node: Server, head: bytes) -> tuple[bytes, bool]:
@@ -387,6 +409,12 @@ def _reply(node: Server, head: bytes) -> tuple[bytes, bool]:
         status, kind, body = 501, PLAIN, b"only GET and HEAD are supported\n"
     else:
         status, kind, body = _answer(node, request.target, request.accept)
+    answer = _message(status, kind, body, last=last)
+    without_body = request is not None and request.method == "HEAD"
+    return (answer[: len(answer) - len(body)] if without_body else answer), last
+
+
+def _message(status: int, kind: str, body: bytes, *, last: bool) -> bytes:
     lines = [
         f"HTTP/1.1 {status} {REASONS[status]}",
         "Server: serve_warm",
@@ -397,8 +425,7 @@ def _reply(node: Server, head: bytes) -> tuple[bytes, bool]:
         f"Connection: {'close' if last else 'keep-alive'}",
         *("", ""),
     ]
-    without_body = request is not None and request.method == "HEAD"
-    return "\r\n".join(lines).encode() + (b"" if without_body else body), last
+    return "\r\n".join(lines).encode() + body
 
 
 def _converse(node: Server, clients: _Clients, connection: socket.socket) -> None:
@@ -423,7 +450,7 @@ def _converse(node: Server, clients: _Clients, connection: socket.socket) -> Non
         clients.renew(connection)
 
 
-def _http_server(node: Server, host: str, port: int, clients: _Clients) -> TCPServer:
+def _http_server(node: Server, listening: socket.socket, clients: _Clients) -> TCPServer:
     class Handler(BaseRequestHandler):
         def handle(self) -> None:
             self.request.settimeout(IDLE_S)
@@ -431,9 +458,10 @@ def _http_server(node: Server, host: str, port: int, clients: _Clients) -> TCPSe
             _converse(node, clients, self.request)
 
     class Http(ThreadingMixIn, TCPServer):
-        allow_reuse_address = True
-        request_queue_size = BACKLOG
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        def __init__(self) -> None:
+            super().__init__(listening.getsockname(), Handler, bind_and_activate=False)
+            self.socket.close()
+            self.socket = listening
 
         def process_request(self, request: Any, client_address: Any) -> None:
             if not clients.admit(request, client_address[0]):
@@ -451,8 +479,12 @@ def _http_server(node: Server, host: str, port: int, clients: _Clients) -> TCPSe
             clients.hang_up()  # about twice a second
 
         def handle_error(self, request: Any, client_address: Any) -> None:
+            del client_address  # the log does not name clients
             error = sys.exc_info()[1]
-            if not isinstance(error, OSError):  # a client that hung up is normal
-                super().handle_error(request, client_address)
+            if error is None or isinstance(error, (ConnectionError, TimeoutError)):
+                return  # a client that hung up or sends nothing is normal
+            node.note_failure(error)
+            with suppress(OSError):
+                request.sendall(_message(500, PLAIN, FAILED, last=True))
 
-    return Http((host, port), Handler)
+    return Http()

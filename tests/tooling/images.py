@@ -42,7 +42,7 @@ STORE = "file:///srv/serve_warm/artifacts"
 NODE_SERVER = (
     *("python3", "-m", "serve_warm.node_server", "--port=8099"),
     *("--state-dir=/run/serve_warm/state", "--expect=all", "--stale-s=30"),
-    *("--raylet=http://127.0.0.1:52365/api/healthz", "--proxy=http://127.0.0.1:8000/-/healthz"),
+    *("--raylet=http://localhost:52365/api/healthz", "--proxy=http://localhost:8000/-/healthz"),
 )
 
 ASK_THE_REPLICA = """

@@ -42,6 +42,7 @@ from serve_warm import node, preload
 from serve_warm.builder.app import find_schema_problems as _problems
 from serve_warm.cli import keys, starts
 from serve_warm.config import FORMER, REMOVED, WarmupConfig, resolve
+from serve_warm.node_server.addresses import listen
 from serve_warm.trust.keys import load_signing_key, make_signing_key
 
 ALL = sorted(EXAMPLES)
@@ -327,7 +328,7 @@ def test_node_py_takes_what_it_is_told(name: str, tmp_path: Path) -> None:
     for group in cluster_of(rendered(name, readiness={"mode": "exec"}))["workerGroupSpecs"]:
         command = container(group["template"], "ray-worker")["readinessProbe"]["exec"]["command"]
         options = [o for o in command[5:] if not o.startswith("--state-dir")]
-        options = [re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:1", option) for option in options]
+        options = [re.sub(r"localhost:\d+", "localhost:1", option) for option in options]
         options.append(f"--state-dir={tmp_path / 'none'}")
 
         done = run_to_end([sys.executable, *command[1:3], node.__file__, "probe", *options])
@@ -374,12 +375,59 @@ def test_the_probe_asks_the_ports_of_this_cluster() -> None:
 
     for pod, agent in ((cpu, 52366), (gpu, 52365)):
         command = container(pod, "serve-warm-node")["command"]
-        assert f"--raylet=http://127.0.0.1:{agent}/api/healthz" in command
-        assert "--proxy=http://127.0.0.1:8100/-/healthz" in command
+        assert f"--raylet=http://localhost:{agent}/api/healthz" in command
+        assert "--proxy=http://localhost:8100/-/healthz" in command
     assert "--deployment=text#Embedder" in container(cpu, "serve-warm-node")["command"]
     assert "--deployment=image#Classifier" in container(gpu, "serve-warm-node")["command"]
     assert container(gpu, "ray-worker")["readinessProbe"]["httpGet"]["port"] == 8199
     assert serve_config(found)["http_options"]["port"] == 8100
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_a_cluster_without_ipv4_listens_on_ipv6(engine: str) -> None:
+    """One value moves the proxies and the dashboard. The node server needs none."""
+    usual = ENGINES[engine](example("minimal"))
+    moved = ENGINES[engine](laid_over(example("minimal"), {"serve": {"host": "::"}}))
+    own_host = {"serve": {"host": "::"}, "head": {"rayStartParams": {"dashboard-host": "fd00::7"}}}
+    own = ENGINES[engine](laid_over(example("minimal"), own_host))
+
+    params = [cluster_of(found)["headGroupSpec"]["rayStartParams"] for found in (usual, moved, own)]
+    assert [serve_config(found)["http_options"]["host"] for found in (usual, moved)] == [
+        *("0.0.0.0", "::")
+    ]
+    assert [each.get("dashboard-host") for each in params] == [None, "::", "fd00::7"]
+    assert {each["num-cpus"] for each in params} == {"0"}
+    for found in (usual, moved):
+        (group,) = cluster_of(found)["workerGroupSpecs"]
+        command = container(group["template"], "serve-warm-node")["command"]
+        assert "dashboard-host" not in group["rayStartParams"]
+        assert [option for option in command if option.startswith("--host=")] == []
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_the_node_server_takes_the_host_of_the_values(host: str) -> None:
+    """It listens there, and the kubelet and Prometheus connect to the pod's own address."""
+    pod = pods_of(rendered("monitoring", nodeServer={"host": host}))["workers"]
+    server = container(pod, "serve-warm-node")
+    told = dict(option.split("=", 1) for option in server["command"][3:])
+    probes = [server["livenessProbe"], container(pod, "ray-worker")["readinessProbe"]]
+
+    with listen(told["--host"], 0, backlog=1) as listening:
+        assert listening.getsockname()[0] == host
+    assert ["host" in probe["httpGet"] for probe in probes] == [False, False]
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_the_notes_say_what_is_open(enabled: bool) -> None:
+    """Without a network policy, an operator reads so after the installation."""
+    policy = {"enabled": enabled, "operatorNamespace": "kuberay"}
+    notes = charts.helm_4_texts(laid_over(example("minimal"), {"networkPolicy": policy}))[
+        "NOTES.txt"
+    ]
+
+    said = re.findall("(?m)^There is no network policy: .* networkPolicy.enabled .*$", notes)
+    assert len(said) == (not enabled)
+    assert ("on port 8099" in "".join(said)) == (not enabled)
 
 
 @pytest.mark.parametrize("name", ["minimal", "everything"])

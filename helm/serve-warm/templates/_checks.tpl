@@ -99,8 +99,8 @@
 {{- if and (eq $name "metrics-export-port") $values.monitoring.podMonitor.enabled (ne (toString $value) "8080") -}}
 {{- $problems = append $problems (printf "%s.rayStartParams.metrics-export-port: the PodMonitor scrapes 8080, but Ray would export metrics on port %v; leave this parameter out" $key $value) -}}
 {{- end -}}
-{{- if and $head (eq $name "dashboard-host") (regexMatch "^(127\\.|localhost$|::1$)" $value) -}}
-{{- $problems = append $problems (printf "head.rayStartParams.dashboard-host: KubeRay submits the applications to the dashboard over the network, but %s is reachable only inside the pod; leave it out, or set 0.0.0.0" $value) -}}
+{{- if and $head (eq $name "dashboard-host") (regexMatch "^(127\\.|localhost$|::1$|\\[::1\\]$)" $value) -}}
+{{- $problems = append $problems (printf "head.rayStartParams.dashboard-host: KubeRay submits the applications to the dashboard over the network, but %s is reachable only inside the pod; leave it out, or set 0.0.0.0 or ::" $value) -}}
 {{- end -}}
 {{- with and $head (get (dict "dashboard-port" "8265" "port" "6379") $name) -}}
 {{- if ne (toString $value) . -}}

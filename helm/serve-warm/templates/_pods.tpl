@@ -151,7 +151,7 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
 {{- .Values.nodeServer.file | default "/run/serve_warm/node.pyc" -}}
 {{- end -}}
 
-{{- /* The options of node.py and of the node server, as a YAML list. */ -}}
+{{- /* The options of node.py and of the node server, as a YAML list. `localhost` is 127.0.0.1 and ::1: Ray's agent listens on one of them. */ -}}
 {{- define "serve-warm.nodeOptions" -}}
 {{- $readiness := .root.Values.readiness -}}
 {{- $agent := index (.group.rayStartParams | default dict) "dashboard-agent-listen-port" | default "52365" -}}
@@ -164,8 +164,8 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
 - --no-latch
 {{- end }}
 - --stale-s={{ $readiness.staleSeconds }}
-- --raylet={{ if $readiness.checkRaylet }}http://127.0.0.1:{{ $agent }}/api/healthz{{ else }}none{{ end }}
-- --proxy={{ if $readiness.checkProxy }}http://127.0.0.1:{{ .root.Values.serve.port }}/-/healthz{{ else }}none{{ end }}
+- --raylet={{ if $readiness.checkRaylet }}http://localhost:{{ $agent }}/api/healthz{{ else }}none{{ end }}
+- --proxy={{ if $readiness.checkProxy }}http://localhost:{{ .root.Values.serve.port }}/-/healthz{{ else }}none{{ end }}
 {{- end -}}
 
 {{- define "serve-warm.nodeServerContainer" -}}
@@ -180,6 +180,9 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
     - -m
     - serve_warm.node_server
     - --port={{ $values.nodeServer.port }}
+    {{- with $values.nodeServer.host }}
+    - {{ printf "--host=%s" . | quote }}
+    {{- end }}
     - --drain-s={{ $values.nodeServer.drainSeconds }}
     # The kubelet connects from this address, so some connections are reserved for it.
     - --host-ip=$(HOST_IP)
@@ -456,7 +459,12 @@ autoscalerOptions:
 {{- end }}
 headGroupSpec:
   rayStartParams:
-    {{- include "serve-warm.paramsWithSeats" (dict "root" $root "group" $values.head "replicas" (include "serve-warm.headRunsReplicas" $root)) | nindent 4 }}
+    {{- $head := deepCopy $values.head }}
+    {{- if and (eq $values.serve.host "::") (not (hasKey ($head.rayStartParams | default dict) "dashboard-host")) }}
+    {{- /* KubeRay's default is 0.0.0.0, but its own requests would come by IPv6. */ -}}
+    {{- $_ := set $head "rayStartParams" (set ($head.rayStartParams | default dict) "dashboard-host" "::") }}
+    {{- end }}
+    {{- include "serve-warm.paramsWithSeats" (dict "root" $root "group" $head "replicas" (include "serve-warm.headRunsReplicas" $root)) | nindent 4 }}
   template:
     {{- include "serve-warm.podTemplate" (dict "root" $root "group" $values.head "component" "ray-head" "replicas" (include "serve-warm.headRunsReplicas" $root)) | nindent 4 }}
 {{- with $values.workers }}

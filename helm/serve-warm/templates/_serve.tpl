@@ -48,7 +48,7 @@
 {{- $serve := .Values.serve -}}
 proxy_location: {{ $serve.proxyLocation }}
 http_options:
-  host: 0.0.0.0
+  host: {{ $serve.host | quote }}
   port: {{ $serve.port }}
   {{- with $serve.httpOptions }}
   {{- toYaml . | nindent 2 }}
