@@ -12,6 +12,7 @@
 #   make check     lint, format and types
 #   make bench     measures the figures in README.md and docs/
 #   make matrix    tests with the oldest and newest torch and Ray, in an hour; ARGS='--only torch2.15'
+#   make newest    the unit tests with the newest release of each dependency, without the lock
 #   make upstream  compares the patches with a torch that is not tested yet: TORCH=2.16.0
 #   make gpu       tests and benchmarks that need a GPU
 #   make seats     measures starts on seats, on plain workers and on preloaded workers
@@ -38,7 +39,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup preflight lock demo demo-s3 unit test test-long coverage check bench gpu stress matrix upstream images soundness yardstick readiness false-narrow architectures set-orders more-architectures seats release-check clean
+.PHONY: setup preflight lock demo demo-s3 unit test test-long coverage check bench gpu stress matrix newest upstream images soundness yardstick readiness false-narrow architectures set-orders more-architectures seats release-check clean
 
 setup: $(READY)
 
@@ -187,6 +188,10 @@ upstream: $(READY)
 # Each row has its own environment, of 6 GB if torch is a CUDA build; ARGS=--keep keeps them.
 matrix: preflight
 	$(PYTHON) tests/tooling/matrix.py $(ARGS)
+
+# What a user gets who installs serve_warm today, except torch. .ci/weekly runs it.
+newest: preflight
+	$(PYTHON) tests/tooling/matrix.py --only newest $(ARGS)
 
 # Needs buildah, runc and debootstrap, but no registry. ARGS=--keep keeps the images, and continues from them.
 images:

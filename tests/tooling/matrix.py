@@ -5,13 +5,15 @@
     python tests/tooling/matrix.py [--only ROW ...] [--keep] [-- PYTEST ARGUMENT ...]
 
 Each row has its own virtual environment under `build/matrix`, with this source tree, the versions
-of the row, and all other versions from `constraints.txt`. The program uses only the standard
+of the row, and all other versions from `constraints.txt`. `make newest` runs the row `newest`: the
+unit tests with what a user gets who installs serve_warm today. The program uses only the standard
 library, so that any Python of the right version can run it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -87,6 +89,18 @@ class Row:
     """Distributions to install beside the project and its extras."""
 
 
+def runtime_dependencies() -> tuple[str, ...]:
+    """Return the distributions that users install, and those of the extras for users."""
+    text = (ROOT / "pyproject.toml").read_text()
+    flags = re.MULTILINE | re.DOTALL
+    lists = re.findall(r"^(?:dependencies|generation|examples) = \[(.*?)\]$", text, flags)
+    return tuple(sorted(set(re.findall(r'"([A-Za-z][\w.-]*)', "".join(lists)))))
+
+
+OTHER_ROWS_HAVE = ("torch",)
+"""Dependencies whose versions have rows of their own, because a version is supported only after
+its private functions were read (`make upstream`)."""
+
 ROWS = (
     Row(name="torch2.11", pins={"torch": "==2.11.*"}, tests=LEVELS),
     Row(name="torch2.13", pins={}, tests=LEVELS),
@@ -101,6 +115,13 @@ ROWS = (
         options=("-W", "ignore::ResourceWarning"),
     ),
     Row(name="ray-newest", pins={"ray": ""}, tests=REPLICAS),
+    # The tools that test it stay pinned, so a failure is one of a dependency.
+    Row(
+        name="newest",
+        pins=dict.fromkeys(set(runtime_dependencies()).difference(OTHER_ROWS_HAVE), ""),
+        tests=(),
+        options=("-m", "unit"),
+    ),
 )
 """The oldest and newest supported versions. torch2.13 is a control, with the torch of CI."""
 
@@ -112,6 +133,9 @@ def run(row: Row, arguments: list[str], *, keep: bool) -> str:
         failure = install(row, environment)
         if failure:
             return failure
+        differing = ", ".join(differences(environment)) or "nothing"
+        sys.stdout.write(f"Differs from locks/ci.txt: {differing}\n")
+        sys.stdout.flush()
         ended = subprocess.run(
             [
                 *(python(environment), "-m", "pytest", "-q", "-p", "no:cacheprovider"),
@@ -154,6 +178,25 @@ def install(row: Row, environment: Path) -> str:
             return " ".join(lines) or f"pip ended with {done.returncode}"
     unfinished.rename(ready)
     return ""
+
+
+def differences(environment: Path) -> list[str]:
+    """Return the packages of an environment whose versions are not in the lock."""
+    command = [python(environment), "-m", "pip", "list", "--format", "json", "--exclude-editable"]
+    listed = subprocess.run(
+        command, env=clean_environment(), stdout=subprocess.PIPE, text=True, check=True
+    )
+    locked: dict[str, set[str]] = {}
+    for pin in re.finditer(r"^([\w-]+)==(\S+)", (ROOT / "locks/ci.txt").read_text(), re.MULTILINE):
+        locked.setdefault(pin[1], set()).add(pin[2])
+    found = {
+        re.sub("[_.-]+", "-", p["name"]).lower(): p["version"] for p in json.loads(listed.stdout)
+    }
+    return [
+        f"{name} {version} (locked: {' or '.join(sorted(locked.get(name, {'none'})))})"
+        for name, version in sorted(found.items())
+        if version not in locked.get(name, ())
+    ]
 
 
 def python(environment: Path) -> str:
