@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 import ray
 
+from serve_warm._redaction import describe_error
 from serve_warm.config import Seats
 from serve_warm.errors import ServeWarmError, WarmupFailed
 from serve_warm.node import boot_s
@@ -303,17 +304,15 @@ class SeatKeeper:
         return replace(use, waiting=waiting, problem=self._problem)
 
     def _run(self) -> None:
-        try:
-            while not self._problem:
-                self.look()
-                time.sleep(PERIOD_S)
-        finally:
-            self._stop(f"the thread of the seat keeper ended: {sys.exc_info()[1]!r}")
+        while not self._problem:
+            self.look()
+            time.sleep(PERIOD_S)
 
     def look(self) -> None:
         """Count the seats once, and request missing seats. Does nothing after a problem.
 
-        A folder that cannot be read or written counts as a lost seat.
+        Raises nothing. A folder that cannot be read or written counts as a lost seat, as does an
+        unexpected error.
         """
         if self._problem or boot_s() < self._errors_until_s:
             return
@@ -321,12 +320,21 @@ class SeatKeeper:
         try:
             self._look()
         except OSError as error:
-            self._withdraw()
-            self._release()  # a missing folder is recreated later
-            self._lose(f"the seat folder: {error}")
-            self._errors_until_s = self._not_before_s
+            self._fail(f"the seat folder: {error}")
         except ServeWarmError as error:  # other users could change its files
             self._stop(f"no seats: {error}")
+        # The keeper's thread outlives each error, which may pass. Without the thread, the lock
+        # would stay taken, so that no other replica of this node could keep seats.
+        except Exception as error:
+            logger.info("seats: unexpected error", exc_info=True)
+            self._fail(f"looking for seats failed: {describe_error(error)}")
+
+    def _fail(self, why: str) -> None:
+        """Count a look that failed as a loss, and let others keep seats until the next look."""
+        self._withdraw()
+        self._release()  # a missing folder is recreated later
+        self._lose(why)
+        self._errors_until_s = self._not_before_s
 
     def _look(self) -> None:
         if not self._lock.is_held():

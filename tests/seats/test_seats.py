@@ -298,6 +298,41 @@ def test_a_raylet_that_does_not_answer_is_asked_later_and_then_no_more(
     assert said(kept).problem == f"no answer, {LIMIT_OF_LOSSES} times in a row"
 
 
+def test_an_unexpected_error_is_one_lost_seat(
+    workers: Workers, clock: Clock, caplog: pytest.LogCaptureFixture
+):
+    """A bug, or a Ray of another release, costs a seat. Before, it ended the keeper's thread."""
+    kept = keeper(workers, count=1)
+    workers.raises = RuntimeError("a bug")
+    kept.look()
+    left = workers.folder.claim()
+    workers.raises = None
+    clock.move_on(PAUSE_S + 0.1)
+    kept.look()
+    workers.settle()
+    kept.look()
+    assert left is None
+    assert workers.asked == [1, 1]
+    assert (said(kept).waiting, said(kept).problem) == (1, "")
+    assert "RuntimeError: a bug" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_unexpected_errors_end_the_requests_and_are_named(workers: Workers, clock: Clock):
+    """The report says why there are no more seats, and another replica may keep some."""
+    kept = keeper(workers, count=1)
+    workers.raises = RuntimeError("a bug")
+    for _ in range(2 * LIMIT_OF_LOSSES):
+        kept.look()
+        clock.move_on(1000)
+    workers.raises = None
+    keeper(workers, count=1).look()
+    assert len(workers.asked) == LIMIT_OF_LOSSES + 1
+    assert said(kept).problem == (
+        f"looking for seats failed: RuntimeError: a bug, {LIMIT_OF_LOSSES} times in a row"
+    )
+
+
 def test_a_worker_that_never_comes_has_its_ticket_taken_back(workers: Workers, clock: Clock):
     """The worker may come for a replica, which must not wait for the imports of a seat."""
     kept = keeper(workers)
