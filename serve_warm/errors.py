@@ -9,6 +9,7 @@ ServeWarmError
 ├── CompilerMissing             code must be compiled, but no C++ compiler was found
 ├── StoreError                  a store could not be read or written
 │   ├── StoreDenied             wrong credentials, address or certificate: a retry does not help
+│   ├── NodeDiskError           a disk of this node is full or read-only: a retry does not help
 │   ├── ObjectNotFound
 │   ├── ObjectTooLarge          larger than the caller's limit
 │   ├── ObjectExists            write-once: the key holds different bytes
@@ -139,6 +140,10 @@ class StoreDenied(StoreError):
 
     For example, the credentials, the region or the address are wrong, or the server is not a store.
     """
+
+
+class NodeDiskError(StoreError):
+    """What a store returned cannot be written to this node, so reading it again does not help."""
 
 
 class ObjectNotFound(StoreError):

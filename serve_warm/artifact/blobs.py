@@ -22,7 +22,13 @@ from contextlib import ExitStack, contextmanager
 from typing import BinaryIO, Protocol
 
 from serve_warm.artifact.manifest import Part
-from serve_warm.errors import CHANGED_LATER, ArtifactRefused, ObjectNotFound, StoreError
+from serve_warm.errors import (
+    CHANGED_LATER,
+    ArtifactRefused,
+    NodeDiskError,
+    ObjectNotFound,
+    StoreError,
+)
 from serve_warm.stores import PIECE_BYTES, Object, Sink
 
 if sys.version_info >= (3, 14):
@@ -78,7 +84,8 @@ def receive_part(source: BlobStore, part: Part) -> BinaryIO:
 
     Raises:
         ArtifactRefused: `missing_part`, `truncated`, `size_mismatch` or `digest_mismatch`.
-        StoreError: the store could not be read, or the disk has no room for the part.
+        StoreError: the store could not be read.
+        NodeDiskError: the disk has no room for the part.
     """
     with _room_for(part):
         return receive_unnamed(
@@ -87,7 +94,7 @@ def receive_part(source: BlobStore, part: Part) -> BinaryIO:
 
 
 def unpack_part(part: Part, stored: BinaryIO) -> BinaryIO:
-    """Call `open_part`, but raise StoreError instead of OSError if the disk is full."""
+    """Call `open_part`, but raise NodeDiskError instead of OSError if the disk is full."""
     with _room_for(part):
         return open_part(part, stored)
 
@@ -97,7 +104,7 @@ def _room_for(part: Part) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(
+        raise NodeDiskError(
             f"part {part.name} cannot be written to {tempfile.gettempdir()}: {error.strerror}",
             hint="free enough disk space for the unpacked artifact, or set TMPDIR to another "
             "folder",

@@ -31,7 +31,7 @@ from serve_warm import _private_folders
 from serve_warm._records import record
 from serve_warm._regular_files import open_regular
 from serve_warm.artifact.blobs import receive, receive_unnamed
-from serve_warm.errors import StoreError
+from serve_warm.errors import NodeDiskError
 from serve_warm.stores import PIECE_BYTES, Sink
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class NodeCache(AbstractContextManager["NodeCache"]):
         Raises:
             ArtifactRefused: `digest_mismatch`: the downloaded bytes do not have this sha256, so
                 they are not cached. An ArtifactRefused from `fill` is raised unchanged.
-            StoreError: neither the folder nor a temporary file can be written.
+            NodeDiskError: neither the folder nor a temporary file can be written.
         """
         if self.descriptor is not None:
             try:
@@ -130,7 +130,7 @@ class NodeCache(AbstractContextManager["NodeCache"]):
         try:
             return receive_unnamed(digest, size_bytes, fill)
         except OSError as error:
-            raise StoreError(
+            raise NodeDiskError(
                 f"cannot write to the node cache {self.root} or to {tempfile.gettempdir()}: "
                 f"{error.strerror}",
                 hint="free disk space, or set TMPDIR to a folder on another disk",

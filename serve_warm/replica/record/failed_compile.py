@@ -30,6 +30,9 @@ COMPILERS = (module_names.DYNAMO, module_names.INDUCTOR, "triton")
 
 MEGABYTE = 1 << 20
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, of a quota, and of a limit on the size of a file."""
+
 ENDED_BY_SIGNAL = re.compile(r"(\w+) signal terminated program (\S+)")
 """What gcc writes if one of its own processes ended so."""
 
@@ -61,7 +64,7 @@ def _reason_of(error: BaseException) -> Reason | None:
     text = str(error)
     number = error.errno if isinstance(error, OSError) else None
     reason = None
-    if number == errno.ENOSPC or "No space left on device" in text:
+    if number in NO_SPACE or any(os.strerror(each) in text for each in NO_SPACE):
         reason = _no_space(error)
     elif number in (errno.EROFS, errno.EACCES):
         reason = _not_writable(error)
@@ -111,8 +114,8 @@ def _no_space(error: BaseException) -> Reason:
     free = shutil.disk_usage(folder).free / MEGABYTE
     return Reason(
         text=f"there is no space left for torch's caches in {folder} ({free:.0f} MB free)",
-        hint="free some space, make the volume larger (of an emptyDir: its sizeLimit), or let "
-        "TMPDIR name a folder with more space",
+        hint="free some space, make the volume or quota larger (of an emptyDir: its sizeLimit), or "
+        "let TMPDIR name a folder with more space",
     )
 
 

@@ -34,6 +34,7 @@ from serve_warm.config import environment
 from serve_warm.errors import (
     ArtifactNotFound,
     ArtifactRefused,
+    NodeDiskError,
     ServeWarmError,
     StoreDenied,
     StoreError,
@@ -429,7 +430,7 @@ async def _retry(
                 f"{uri}: nothing was pulled within {limit.seconds:.0f} s{last}",
                 hint="check that the store can be reached from this node, or raise pull_deadline_s",
             ) from error
-        except StoreDenied:
+        except (StoreDenied, NodeDiskError):
             raise
         except StoreError as error:
             pause_s = RETRY_BACKOFF_S[min(tries, len(RETRY_BACKOFF_S) - 1)]

@@ -16,7 +16,7 @@ from serve_warm.artifact.archive import unpack_directory
 from serve_warm.artifact.manifest import EXPORTED, PRECOMPILED
 from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.caches import private_directory
-from serve_warm.errors import StoreError
+from serve_warm.errors import NodeDiskError
 
 if TYPE_CHECKING:
     from serve_warm.precompile import EntryTable
@@ -58,14 +58,14 @@ def unpack(
 
     Raises:
         ArtifactRefused: `bad_archive`, or `unsafe_directory`: other users could replace the files.
-        StoreError: the files cannot be written.
+        NodeDiskError: the files cannot be written.
     """
     _private_folders.check_private(directory, "the directory that torch loads from")
     try:
         unpack_directory(raw, directory, check_wanted=check_wanted)
         triton_kernels.relocate(directory)
     except OSError as error:
-        raise StoreError(
+        raise NodeDiskError(
             f"the artifact could not be written to {directory}: {error}",
             hint="the folder for temporary files must have space for the unpacked artifact",
         ) from error

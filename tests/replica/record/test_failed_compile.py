@@ -30,6 +30,7 @@ NOEXEC = (
 )
 OUTPUT = "C++ compile error\n\nOutput:\n"
 FULL = f"{OUTPUT}fatal error: error writing to /tmp/x.s: No space left on device"
+QUOTA = f"{OUTPUT}fatal error: error writing to /tmp/x.s: Disk quota exceeded"
 
 
 KILLED = f"{OUTPUT}g++: fatal error: Killed signal terminated program cc1plus"
@@ -47,7 +48,10 @@ def killed(number: int) -> subprocess.CalledProcessError:
     ("error", "text", "hint"),
     [
         (system_error(errno.ENOSPC, "/"), r"no space .* in / \(\d+ MB", "TMPDIR"),
+        (system_error(errno.EDQUOT, "/"), r"no space .* in /", "TMPDIR"),
         (RuntimeError(FULL), r"no space left for torch's caches in /.* MB free", "sizeLimit"),
+        (system_error(errno.EFBIG, "/"), r"no space .* in /", "TMPDIR"),
+        (RuntimeError(QUOTA), r"no space left for torch's caches in /.* MB free", "quota"),
         (system_error(errno.EROFS, "/proc/a/b"), "may not write to /proc,", "vol"),
         (system_error(errno.EACCES, "/proc/x"), "may not write to", "TMPDIR"),
         (OSError(NOEXEC), "code in /cache/inductor/ab may not run.* noexec", "without noexec"),

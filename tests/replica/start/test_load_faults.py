@@ -7,6 +7,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 from artifacts import packed_cache
 from s3_servers import FaultProxy, Server
+from serve_warm.artifact.archive import pack_directory
 from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stores import open_store
 from starts import StandIn, here, process, publish, warm_up  # noqa: F401 - fixtures
@@ -167,7 +170,12 @@ def test_a_hub_that_asks_for_a_long_wait_is_asked_once(
 def check_denied(uri: str, caplog: pytest.LogCaptureFixture) -> None:
     """Check that a start misses its artifact after one try."""
     check(*started(uri, caplog), Verdict.MISS, uri)
-    assert not [r for r in caplog.records if r.getMessage().startswith("try=")]
+    assert tries(caplog) == 0
+
+
+def tries(caplog: pytest.LogCaptureFixture) -> int:
+    """Return how many times a pull was tried again."""
+    return len([record for record in caplog.records if ", retrying in " in record.getMessage()])
 
 
 @pytest.mark.parametrize(
@@ -200,3 +208,35 @@ def test_a_replica_is_ready_where_the_hub_is_forbidden(
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     check_denied("hf://acme/warm", caplog)
+
+
+@pytest.fixture
+def small_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files with room for a few small files."""
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", str(folder)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"this user cannot mount a volume: {done.stderr.strip()}")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_temporary_folder_is_not_waited_for(
+    small_volume: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """Before, the start asked the store again until `pull_deadline_s`, with the same result."""
+    root = tmp_path / "built"
+    root.mkdir()
+    (root / "noise").write_bytes(os.urandom(1 << 20))
+    uri = str(tmp_path / "store")
+    publish(open_store(uri), here(StandIn()), raw={"cache": pack_directory(root)})
+
+    report, warned = started(uri, caplog, pull_deadline_s=10.0)
+
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.MISS)
+    assert tries(caplog) == 0
+    assert f"cannot be written to {small_volume}: No space left on device; " in warned[0]
+    assert f"cannot be written to {small_volume}: No space left" in report.artifact.reason
