@@ -410,12 +410,22 @@ def _sweep(lock_file: Path) -> None:
             return  # another user could replace the folder between this check and the removal
         lock = open_regular(lock_file, os.O_RDWR | os.O_NOFOLLOW)
         try:
-            if time.time() - os.fstat(lock).st_mtime < ABANDONED_S:
+            if age_s(os.fstat(lock)) < ABANDONED_S:
                 return
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(folder)
         finally:
             os.close(lock)
+
+
+def age_s(status: os.stat_result) -> float:
+    """Return the seconds since a file changed, by the wall clock, and never less than 0.
+
+    A time in the future is from a clock that was set back since, and counts as old by as much.
+    Without this rule, such a file would stay until the clock has reached its time again. A caller
+    must have another proof that the file is not in use.
+    """
+    return abs(time.time() - status.st_mtime)
 
 
 def _remove(folder: Path) -> None:

@@ -239,7 +239,7 @@ def _remove_old(names: Iterable[str], folder: int) -> None:
     for name in names:
         with suppress(OSError):  # the next start sweeps again
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= SWEEP_S:
+            if stat.S_ISREG(status.st_mode) and _private_folders.age_s(status) >= SWEEP_S:
                 os.unlink(name, dir_fd=folder)
 
 

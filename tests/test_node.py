@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -687,6 +688,17 @@ def test_what_dead_replicas_left_is_swept_by_a_later_start(directory: Path):
     state_file(directory, "later").write({"stage": "READY"})
     assert conditions(directory) == {"later": "warm", "new": "dead"}
     assert len(list(directory.iterdir())) == 4
+
+
+def test_files_from_a_clock_that_was_set_back_are_swept(directory: Path):
+    """Before, the files stayed until the clock had reached their time again."""
+    state_file(directory, "old").write({"stage": "READY"})
+    OPEN.pop().close()
+    state_file(directory, "alive").write({"stage": "READY"})
+    for path in directory.iterdir():
+        os.utime(path, (time.time() + 1e8,) * 2)
+    state_file(directory, "later").write({"stage": "READY"})
+    assert conditions(directory) == {"alive": "warm", "later": "warm"}
 
 
 LONG = "r" * 300

@@ -566,6 +566,15 @@ def test_nothing_is_swept_that_others_can_exchange_or_may_have_made(base: Path, 
     assert not dead.exists()
 
 
+def test_a_folder_from_a_clock_that_was_set_back_is_removed(base: Path):
+    """Before, the folder stayed until the clock had reached its time again."""
+    dead = left_behind(base)
+    ahead = time.time() + 10 * _private_folders.ABANDONED_S
+    os.utime(dead / LOCK_NAME, (ahead, ahead))
+    process_folder()
+    assert not dead.exists()
+
+
 def test_a_link_in_the_place_of_a_lock_is_not_followed(base: Path):
     """The check does not wait for a pipe either."""
     for number, make in enumerate((lambda lock: lock.symlink_to(base / "old"), os.mkfifo)):

@@ -18,11 +18,12 @@ import contextlib
 import functools
 import logging
 import re
+import sys
 import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -82,7 +83,11 @@ class CompileCounter:
         """Fields of `Counts` that are not 0."""
         self._built = triton_kernels.KernelCount()
         self._owners: dict[CodeType, dict[int, Callable[[], Any]]] = {}
-        self._events: deque[CompileEvent] = deque(maxlen=EVENTS_KEPT)
+        self._events: deque[tuple[int, CompileEvent]] = deque(maxlen=EVENTS_KEPT)
+        """The most recent events, numbered from 0. Numbers say what came first, because the wall
+        clock may jump."""
+        self._noted = 0
+        """How many events this process has had."""
         self.compiling = 0
         """How many compiles are running."""
         self.fallen: dict[int, CodeType] = {}
@@ -139,10 +144,16 @@ class CompileCounter:
                 fx_bypasses=inductor.get("fxgraph_cache_bypass", 0),
             )
 
-    def events(self) -> tuple[CompileEvent, ...]:
-        """Return the most recent events, oldest first."""
+    def events(self, among: Iterable[range] = (range(sys.maxsize),)) -> tuple[CompileEvent, ...]:
+        """Return the most recent events whose numbers are in one of the ranges, oldest first."""
+        ranges = tuple(among)
         with self._lock:
-            return tuple(self._events)
+            events = tuple(self._events)
+        return tuple(event for number, event in events if any(number in each for each in ranges))
+
+    def later_events(self) -> range:
+        """Return the numbers of all events from now on."""
+        return range(self._noted, sys.maxsize)
 
     def count_kernels_in(self, cache_directory: Path) -> None:
         """From now on, count the kernels that are added to a cache directory."""
@@ -165,7 +176,8 @@ class CompileCounter:
     def note(self, event: CompileEvent) -> None:
         """Count and store an event, and pass the event to `on_event`."""
         with self._lock:
-            self._events.append(event)
+            self._events.append((self._noted, event))
+            self._noted += 1
             for name in COUNTED[event.kind]:
                 self._sums[name] += event.seconds if name.endswith("_s") else 1
         on_event = self.on_event  # an update may take it away

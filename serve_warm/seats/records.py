@@ -18,7 +18,6 @@ import secrets
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, field, fields, replace
@@ -182,13 +181,13 @@ class SeatFolder:
         _private_folders.check_private(self.path, "the seat folder")
         for path in [*self.path.glob("claimed-*"), *self.path.glob(".*-*")]:
             with suppress(OSError):  # its process may have removed it
-                if time.time() - path.stat().st_mtime > TICKET_S:
+                if _private_folders.age_s(path.stat()) > TICKET_S:
                     path.unlink()
         for other in self.path.parent.iterdir():
             if not _FOLDER_NAME.fullmatch(other.name):
                 continue  # serve_warm did not make it
             with suppress(OSError):  # another process may be removing it, too
-                if other != self.path and time.time() - other.stat().st_mtime > KEPT_S:
+                if other != self.path and _private_folders.age_s(other.stat()) > KEPT_S:
                     folder = SeatFolder(other)
                     if not any(map(lives, folder.seats())):
                         shutil.rmtree(other, ignore_errors=True)

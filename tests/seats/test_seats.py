@@ -598,7 +598,8 @@ def test_an_old_ticket_is_taken_by_nobody(tmp_path: Path, clock: Clock):
     assert list(folder.path.iterdir()) == []
 
 
-def test_folders_of_clusters_that_are_gone_are_removed(tmp_path: Path):
+@pytest.mark.parametrize("age", [0.0, time.time() + 1e8], ids=["old", "the clock was set back"])
+def test_folders_of_clusters_that_are_gone_are_removed(tmp_path: Path, age: float):
     """After a day without a change, unless a seat of theirs lives."""
     me = Seat(pid=1, start_ticks=start_ticks(1), state="waiting", deployment="a", ticket="t")
     old, lives, new, mine = ("0123456789ab" * 2, "1" * 24, "2" * 24, "3" * 24)
@@ -608,11 +609,24 @@ def test_folders_of_clusters_that_are_gone_are_removed(tmp_path: Path):
         folder.make()
         folder.write(replace(me, start_ticks=me.start_ticks + (name != lives)))
     for name in (old, lives, others):
-        os.utime(folders[name].path, (0, 0))
+        os.utime(folders[name].path, (age, age))
     (tmp_path / "seats" / ("a" * 24)).symlink_to("nowhere")
     SeatFolder(tmp_path / "seats" / mine).make()
     left = {path.name for path in (tmp_path / "seats").iterdir()}
     assert left == {"a" * 24, lives, mine, new, others}
+
+
+@pytest.mark.parametrize("age", [0.0, time.time() + 1e8], ids=["old", "the clock was set back"])
+def test_files_that_a_killed_worker_left_are_removed(tmp_path: Path, age: float):
+    folder = with_ticket(tmp_path)
+    [ticket] = folder.path.iterdir()
+    ticket.rename(folder.path / "claimed-1")
+    (folder.path / ".seat-1.0123").touch()
+    for path in folder.path.iterdir():
+        os.utime(path, (age, age))
+    (folder.path / ".seat-2.0123").touch()
+    folder.make()
+    assert [path.name for path in folder.path.iterdir()] == [".seat-2.0123"]
 
 
 def test_workers_that_ray_does_not_exchange_share_no_tickets():

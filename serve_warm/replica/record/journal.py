@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from serve_warm._records import record
@@ -112,6 +111,8 @@ class Journal:
         self.compiled_early = 0
         """Number of frames compiled in `__init__`."""
         self.started_unix = 0.0
+        self._events = watch_process().later_events()
+        """The numbers of the events since the warm-up began."""
         self.to_proof_s = 0.0
         self.cpu_s = 0.0
         self.error = ""
@@ -123,6 +124,7 @@ class Journal:
     def begin(self, *, is_compiler_from_app: bool) -> None:
         """Record that the warm-up begins, and whether the app has imported torch's compiler."""
         self.started_unix = time.time()
+        self._events = watch_process().later_events()
         self.is_compiler_from_app = is_compiler_from_app
 
     def end(self, *, to_proof_s: float, cpu_s: float) -> None:
@@ -223,7 +225,7 @@ class Journal:
         if not isinstance(serving, _Serving):
             raise TypeError(f"an update in stage {self.stage.value}")
         serving.pause()
-        began_unix = time.time()
+        later = watch_process().later_events()
         self._is_updating = True
         try:
             yield
@@ -231,8 +233,8 @@ class Journal:
             with self._stage_lock:
                 self._is_updating = False
             serving.go_on()
-            events = watch_process().events()
-            of_update = {(e.function, e.signature) for e in events if e.at_unix >= began_unix}
+            events = watch_process().events([later])
+            of_update = {(event.function, event.signature) for event in events}
             self.traffic_log.warmed = {*self.traffic_log.warmed, *of_update}
 
     def leave_ready(self) -> None:
@@ -304,7 +306,7 @@ class Journal:
             return
         self._span = serving = _Serving.after(self._span)
         self.traffic_log.lasting = set(lasting_threads)
-        counts, events = serving.warmup, watch_process().events()
+        counts, events = serving.warmup, watch_process().events([self._events])
         if self.compiled_early:
             self.warn(
                 f"{self.compiled_early} frames were compiled in __init__, before the artifact was "
@@ -314,11 +316,7 @@ class Journal:
         if counts.graph_skips:
             self.warn(_describe_skips(counts.graph_skips, events))
         # Calls that were refused are no part of what is warm.
-        of_start = [
-            event
-            for event in events
-            if event.at_unix >= self.started_unix and event.kind != "forbidden"
-        ]
+        of_start = [event for event in events if event.kind != "forbidden"]
         self.traffic_log.warmed = {(event.function, event.signature) for event in of_start}
         for text in _many_sizes(of_start):
             self.warn(text)
@@ -549,8 +547,9 @@ class _Serving:
     """Number of captures after READY that are included in `devices`."""
     paused: Counts | None = None
     """The counts of traffic at the beginning of a running update."""
-    updates: list[tuple[float, float]] = field(default_factory=list)
-    """When updates began and ended, as Unix times."""
+    periods: list[range]
+    """The numbers of events in traffic: those before the first update, between updates, and so on.
+    """
 
     @classmethod
     def after(cls, warming: _Preparing) -> _Serving:
@@ -560,6 +559,7 @@ class _Serving:
             warmup=since - warming.since,
             devices=cuda_graphs.memory(),
             ready_unix=time.time(),
+            periods=[watch_process().later_events()],
         )
 
     @property
@@ -569,21 +569,17 @@ class _Serving:
     def pause(self) -> None:
         """Count nothing for traffic until `go_on`, because an update compiles."""
         self.paused = self.traffic
-        self.updates = [*self.updates, (time.time(), math.inf)][-EVENTS_KEPT:]
+        later = watch_process().later_events()
+        self.periods[-1] = range(self.periods[-1].start, later.start)
 
     def go_on(self) -> None:
         """Count compiles as part of traffic again."""
         if self.paused is not None:
             self.since, self.paused = watch_process().counts() - self.paused, None
-        self.updates[-1] = self.updates[-1][0], time.time()
+        self.periods = [*self.periods, watch_process().later_events()][-EVENTS_KEPT:]
 
     def events(self) -> tuple[CompileEvent, ...]:
-        return tuple(
-            event
-            for event in watch_process().events()
-            if event.at_unix >= self.ready_unix
-            and not any(began <= event.at_unix <= ended for began, ended in self.updates)
-        )
+        return watch_process().events(self.periods)
 
     def versions(self) -> dict[str, str]:
         return _torch_versions()

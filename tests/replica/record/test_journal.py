@@ -176,6 +176,24 @@ def test_an_event_in_traffic_is_advised_on(
     assert str(start.report().events[-1]).endswith(event.get("reason", ""))
 
 
+@pytest.mark.parametrize("jump_s", [-86400.0, 86400.0])
+def test_a_wall_clock_that_jumps_hides_no_compile_and_invents_none(jump_s: float):
+    """Before, Unix times decided which compiles belong to the start and which to traffic."""
+
+    class Jumping(StandIn):
+        async def call(self, item: Input) -> None:
+            if not self.calls:
+                watch_process().note(of_start)
+            await super().call(item)
+
+    of_start = dataclasses.replace(CAPTURE, function="early", at_unix=time.time() - jump_s)
+    later = dataclasses.replace(CAPTURE, function="late", at_unix=time.time() + jump_s)
+    start = warm_up(Jumping(2))
+    watch_process().note(later)
+
+    assert [event.function for event in start.report().events] == ["late"]
+
+
 def test_sizes_of_compiles_read_as_those_of_entries():
     assert "float32[3, 16]" in signature_of(x=torch.ones(3, 16))
     assert "float32[3, 16]" in describe_tensor(torch.ones(3, 16))
