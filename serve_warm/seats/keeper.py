@@ -47,7 +47,9 @@ from serve_warm.seats.records import (
     SeatUse,
     free_memory_bytes,
     is_one_starting,
+    is_stopped,
     is_taken,
+    kill,
     lives,
 )
 
@@ -67,6 +69,10 @@ TAKEN_PAUSE_S = 5.0
 """Seconds to wait before replacing a taken seat. The imports of the next seat would slow down the
 start that uses the taken seat. On two busy cores, the passes of such a start took nearly twice as
 long (MiniLM, level 3, two rounds)."""
+
+STOPPED_S = 10.0
+"""A seat that is stopped (SIGSTOP) for this many seconds is ended. Ray does not notice that a
+worker is stopped, and the start of a replica that gets this worker would wait without a limit."""
 
 STEADY_S = 30.0
 """A seat that has waited for this many seconds, or that was taken, shows that seats can be kept."""
@@ -281,6 +287,8 @@ class SeatKeeper:
         self._asked: dict[str, float] = {}
         """Tickets of the workers that have not arrived yet, with the times of the requests."""
         self._known: dict[int, Seat] = {}
+        self._stopped_since: dict[int, float] = {}
+        """Stopped seats by pid, with the times of the first looks that saw them stopped."""
         self._losses = 0
         self._has_lost = False
         """Whether this look has counted a loss."""
@@ -408,6 +416,7 @@ class SeatKeeper:
             self._folder.remove(seat)
             living.remove(seat)
             del seats[seat.pid]
+        self._end_stopped(living)
         taken = [seat for pid, seat in self._known.items() if pid not in seats and lives(seat)]
         if taken:
             self._not_before_s = max(self._not_before_s, boot_s() + TAKEN_PAUSE_S)
@@ -419,6 +428,16 @@ class SeatKeeper:
             self._losses = 0
         self._known = {seat.pid: seat for seat in living}
         return living
+
+    def _end_stopped(self, living: Sequence[Seat]) -> None:
+        """End seats that stay stopped. The next look counts them as lost."""
+        stopped = {seat.pid: seat for seat in living if is_stopped(seat)}
+        since = {pid: self._stopped_since.get(pid, boot_s()) for pid in stopped}
+        for pid, seat in stopped.items():
+            if boot_s() - since[pid] > STOPPED_S:
+                logger.warning("seats: ended a seat that was stopped for %.0f s", STOPPED_S)
+                kill(seat)
+        self._stopped_since = since
 
     def _settle_tickets(self, claimed: set[str]) -> None:
         """Forget requests that a seat has answered, and requests that are too old."""

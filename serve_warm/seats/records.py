@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -416,6 +417,25 @@ def lives(seat: Seat) -> bool:
         return False
 
 
+def is_stopped(seat: Seat) -> bool:
+    """Return whether the process of a seat is stopped by a signal."""
+    try:
+        return _state_and_ticks(seat.pid) == (b"T", seat.start_ticks)
+    except OSError:
+        return False
+
+
+def kill(seat: Seat) -> None:
+    """End the process of a seat, if it is alive."""
+    with suppress(OSError):  # it has ended
+        process = os.pidfd_open(seat.pid)
+        try:
+            if lives(seat):  # after opening, so that no other process can have this pid
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+        finally:
+            os.close(process)
+
+
 def is_taken(seat: Seat) -> bool:
     """Return whether Ray gave a seat to a deployment that does not remove the seat's file."""
     return seat.is_named_idle and not is_named_idle(seat.pid)
@@ -463,12 +483,17 @@ def start_ticks(pid: int | Literal["self"]) -> int:
 
     Raises OSError if the process has ended.
     """
-    # The program name, in parentheses, may contain any characters. These are fields 3 and 22 of
-    # proc(5).
-    fields_ = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    if fields_[0] in (b"Z", b"X"):
+    state, ticks = _state_and_ticks(pid)
+    if state in (b"Z", b"X"):
         raise ProcessLookupError(pid)
-    return int(fields_[19])
+    return ticks
+
+
+def _state_and_ticks(pid: int | Literal["self"]) -> tuple[bytes, int]:
+    """Return fields 3 and 22 of /proc/<pid>/stat (proc(5)). Raises OSError."""
+    # The program name, in parentheses, may contain any characters.
+    fields_ = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return fields_[0], int(fields_[19])
 
 
 def resident_bytes(pid: int | Literal["self"] = "self") -> int:

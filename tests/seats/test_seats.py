@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ from serve_warm.seats.keeper import (
     SPARE,
     STARTING_LIMIT_S,
     STEADY_S,
+    STOPPED_S,
     TAKEN_PAUSE_S,
     Raylet,
     SeatKeeper,
@@ -46,6 +48,7 @@ from serve_warm.seats.records import (
     free_memory_bytes,
     is_named_idle,
     is_one_starting,
+    is_stopped,
     start_ticks,
 )
 from state_files import Clock, clock_fixture  # noqa: F401 - a fixture
@@ -353,6 +356,43 @@ def test_a_seat_that_never_says_how_its_imports_ended_is_given_up(workers: Worke
         kept.look()
     assert len(workers.asked) == LIMIT_OF_LOSSES
     assert "did not record the end of its imports within 120 s" in said(kept).problem
+
+
+def test_a_seat_that_stays_stopped_is_ended_and_replaced(workers: Workers, clock: Clock):
+    """Ray would give it to a replica, whose start would wait for as long as the seat is stopped."""
+    kept = with_seat(workers)
+    [process] = workers.processes
+    process.send_signal(signal.SIGSTOP)
+    while not is_stopped(workers.folder.seats()[0]):
+        time.sleep(0.001)
+    for _ in range(2):
+        kept.look()
+    before = process.poll()
+    clock.move_on(STOPPED_S + 0.1)
+    kept.look()
+    assert before is None
+    assert process.wait() == -signal.SIGKILL
+    kept.look()
+    clock.move_on(PAUSE_S + 0.1)
+    kept.look()
+    assert workers.asked == [1, 1]
+    assert said(kept).problem == ""
+
+
+def test_a_seat_that_goes_on_in_time_is_kept(workers: Workers, clock: Clock):
+    """As one that a debugger stopped for a moment, twice."""
+    kept = with_seat(workers)
+    [process] = workers.processes
+    for _ in range(2):
+        for number, is_now in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
+            process.send_signal(number)
+            while is_stopped(workers.folder.seats()[0]) is not is_now:
+                time.sleep(0.001)
+            kept.look()
+            clock.move_on(0.8 * STOPPED_S)
+    kept.look()
+    assert process.poll() is None
+    assert said(kept).waiting == 1
 
 
 @pytest.mark.parametrize(
