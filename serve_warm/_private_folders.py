@@ -320,7 +320,7 @@ def _claim() -> node.FolderCandidate:
 def claim_place(among: Sequence[node.FolderCandidate]) -> node.ChosenFolder:
     """Choose a place and create its folder, so that nobody else can take the place.
 
-    If the folder cannot be created (the disk is full, or another user was faster), this function
+    If the folder cannot be created (another user was faster), or the disk is full, this function
     tries a later place.
     """
     left = tuple(among)
@@ -331,12 +331,30 @@ def claim_place(among: Sequence[node.FolderCandidate]) -> node.ChosenFolder:
             make_private(Path(choice.place.folder))
         except OSError as error:
             wrong = [f"{choice.place.folder}: {error.strerror}"]
-        wrong = wrong or node.troubles(choice.place.folder)
+        wrong = wrong or node.troubles(choice.place.folder) or _find_no_room(choice.place)
         passed = (*passed, *choice.passed, *wrong)
         if not wrong:
             return node.ChosenFolder(choice.place, passed, usable=True)
         left = left[left.index(choice.place) + 1 :]
     return node.choose_place(among)
+
+
+def _find_no_room(place: node.FolderCandidate) -> list[str]:
+    """Return why the state of a replica may not fit into a place, or an empty list.
+
+    A place with a live replica is never too full, because probes read the state files there.
+    """
+    with suppress(OSError):  # without an answer, the place is tried
+        free = free_bytes(Path(place.folder))
+        if free < node.MAX_STATE_BYTES and not node.has_living(place.state):
+            return [f"{place.folder} has room for {free / 1e6:.1f} MB only"]
+    return []
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes of the volume of a folder. Raises OSError."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 @functools.cache

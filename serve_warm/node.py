@@ -552,7 +552,7 @@ def choose_place(among: Sequence[FolderCandidate]) -> ChosenFolder:
     passed: list[str] = []
     usable = None
     for place in among:
-        if _has_living(place.state):
+        if has_living(place.state):
             return ChosenFolder(place, tuple(passed), usable=True)
         wrong = troubles(place.folder)
         if not wrong and usable is None:
@@ -561,7 +561,7 @@ def choose_place(among: Sequence[FolderCandidate]) -> ChosenFolder:
     return usable or ChosenFolder(among[0], tuple(passed), usable=False)
 
 
-def _has_living(directory: str) -> bool:
+def has_living(directory: str) -> bool:
     """Return whether a live replica of this user has its state in this place."""
     if troubles(directory):
         return False

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from serve_warm import node
+from serve_warm import _private_folders, node
 from serve_warm._private_folders import claim_place, state_folder, user_folder
 from serve_warm._state_file import StateFile
 from serve_warm.artifact.node_cache import default_root
@@ -149,6 +149,30 @@ def test_a_place_without_room_is_none(among: tuple[FolderCandidate, ...]):
     choice = claim_place(machine)
     assert choice.place == among[0]
     assert choice.passed
+
+
+def test_a_full_place_is_none_until_a_replica_lives_there(
+    among: tuple[FolderCandidate, ...],
+    lives: Callable[..., StateFile],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Before, the state could not be written, so no probe or command saw why a start failed."""
+    free_bytes = {base_of(among[0]): 100 << 10}
+    monkeypatch.setattr(
+        _private_folders,
+        "free_bytes",
+        lambda folder: next(
+            (free for base, free in free_bytes.items() if folder.is_relative_to(base)), 1 << 40
+        ),
+    )
+    folder = state_folder()
+    said = claim_place(among).passed
+    lives(folder)
+    free_bytes = {}
+    after = state_folder()
+    free_bytes = {base_of(among[1]): 0}
+    assert folder == after == state_folder() == Path(among[1].state)
+    assert said == (f"{among[0].folder} has room for 0.1 MB only",)
 
 
 @root_only
