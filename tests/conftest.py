@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -236,8 +237,9 @@ def own_temporary_folder(temporary_folders: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TMPDIR", folder)
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+@contextlib.contextmanager
+def running_cluster() -> Iterator[Cluster]:
+    """Run a local cluster during the block."""
     import ray
     from ray import serve
 
@@ -283,6 +285,12 @@ def cluster() -> Iterator[Cluster]:
             serve.shutdown()  # type: ignore[no-untyped-call]
             ray.shutdown()
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    with running_cluster() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,7 @@ def bound(
     hook: bool = True,
     more: dict[str, str] | None = None,
     cpus: float = 0,
+    tries: int = 1,
     **seats: Any,
 ) -> Any:
     """Return an application whose workers serve no other case."""
@@ -45,7 +46,7 @@ def bound(
         Adder,
         ray_actor_options={"num_cpus": cpus, "runtime_env": {"env_vars": variables}},
         graceful_shutdown_timeout_s=0,
-        max_constructor_retry_count=1,
+        max_constructor_retry_count=tries,
         user_config={"warmup": {"seats": {"count": 1, **seats}}},
     )
     return deployment.bind()
