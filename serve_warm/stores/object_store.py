@@ -684,7 +684,8 @@ class _Failure(AbstractContextManager["_Failure"]):
 
 
 def _is_panic(error: BaseException) -> bool:
-    return type(error).__name__ == "PanicException"
+    # Of a call, and of an asyncio call (obstore 0.12).
+    return type(error).__name__ in ("PanicException", "RustPanic")
 
 
 def _duration(seconds: float) -> str:
