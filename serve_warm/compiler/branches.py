@@ -17,13 +17,11 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-RESUMED = "__resume_at"
-"""How the names begin under which Dynamo stores the code after a graph break (private; 2.11 to
-2.15)."""
+from serve_warm.private_apis import dynamo
+from serve_warm.private_apis.dynamo import RESUMED
 
-
-RESUME_NAME = re.compile(r"torch_dynamo_resume_in_(.*)_at_(\d+)")
-"""The name of code after a graph break, with the function and the line (private; 2.11 to 2.15)."""
+RESUME_NAME = re.compile(dynamo.RESUME_NAME)
+"""The name of code after a graph break, with the function and the line."""
 
 READS = re.compile(r"\b(?:bool|int|float)\(|\.(?:item|tolist)\(")
 """What a line contains that reads a Python value from a tensor."""
@@ -114,7 +112,7 @@ class _ReadValues:
         for (file, function, line, place), values in self._values.items():
             is_covered = "" in values or {"True", "False"} <= values
             if (file, function) in self._reading and not is_covered:
-                name = "its value" if place.startswith("___stack") else place
+                name = "its value" if place.startswith(dynamo.ON_STACK) else place
                 shown = " or ".join(sorted(values)[:4])
                 found[f"{Path(file).name}:{line}, in {function}, where {name} was {shown}"] = file
         return found

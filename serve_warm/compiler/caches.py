@@ -19,6 +19,7 @@ from serve_warm.compiler.cpu_target import force_setting
 from serve_warm.compiler.imports import when_imported
 from serve_warm.errors import ConfigError
 from serve_warm.private_apis import dynamo, inductor, module_names, patches
+from serve_warm.private_apis.table import HEADER_FOLDER, HEADER_LOCKS, PRECOMPILE_HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def _defer_headers(_: ModuleType) -> None:
         return command
 
     rewrite_commands(make_headers)
-    patches.replace("_precompile_header", defer)
+    patches.replace(PRECOMPILE_HEADER, defer)
 
 
 def keep_headers_private(whose: Literal["shared", "own"] = "shared") -> None:
@@ -90,8 +91,8 @@ _asked: set[str] = set()
 def _move_headers(codecache: ModuleType) -> None:
     if inductor.has_header_folder(codecache):
         directory = private_directory() if "own" in _asked else header_directory()
-        patches.replace("_HEADER_DIR", lambda _: str(directory))
-        patches.replace("_HEADER_LOCK_DIR", lambda _: str(directory / "locks"))
+        patches.replace(HEADER_FOLDER, lambda _: str(directory))
+        patches.replace(HEADER_LOCKS, lambda _: str(directory / "locks"))
     elif inductor.precompiles_headers(codecache):
         # This version of torch keeps headers elsewhere, so do not precompile any. Each kernel then
         # takes about 1 s longer.

@@ -21,8 +21,8 @@ from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodT
 from typing import Any
 
 from serve_warm._redaction import excerpt
-from serve_warm.private_apis import dynamo
-from serve_warm.private_apis.nn_module import compiled_call_of
+from serve_warm.private_apis import dynamo, module_names
+from serve_warm.private_apis.nn_module import COMPILED_CALL, compiled_call_of
 
 
 class HandedOver(abc.ABC):
@@ -170,7 +170,7 @@ def how_to_raise_the_limit(limit: int) -> str:
         return f"pass torch.compile(..., recompile_limit={limit})"
     # 2.11 does not have the argument. Its settings are process-wide; later versions have settings
     # for each context.
-    return f"set torch._dynamo.config.recompile_limit={limit} before the first call"
+    return f"set {module_names.DYNAMO_CONFIG}.recompile_limit={limit} before the first call"
 
 
 def uses_cuda_graphs(owner: Any) -> bool:
@@ -488,7 +488,7 @@ def _is_itself_compiled(value: Any) -> bool:
 
 def _calls_of(value: Any) -> list[Any]:
     """Return what Dynamo or a dispatcher may have been entered through for a compiled object."""
-    in_place = _attributes_of(value).get("_compiled_call_impl")
+    in_place = _attributes_of(value).get(COMPILED_CALL)
     return [each for each in (value, in_place) if each is not None]
 
 
@@ -562,7 +562,7 @@ def _was_entered(value: Any, entered: Collection[int]) -> bool:
 
 def _region_of(module: Any) -> Any:
     """Return the compiled call of a block that `serve_warm.compile_regions` compiled, or `None`."""
-    calls = (vars(block).get("_compiled_call_impl") for block in _modules_of(module))
+    calls = (vars(block).get(COMPILED_CALL) for block in _modules_of(module))
     return next((call for call in calls if isinstance(call, HandedOver)), None)
 
 

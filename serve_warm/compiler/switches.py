@@ -9,7 +9,7 @@ report of a replica names the switch that it found.
 from __future__ import annotations
 
 from serve_warm.config import environment
-from serve_warm.private_apis import dynamo
+from serve_warm.private_apis import dynamo, module_names
 
 NULL_COMPILE = "TORCHDYNAMO_DISABLE"
 """With this variable, `torch.compile` returns the model or function that it was given."""
@@ -30,7 +30,8 @@ def find_off_switch() -> str:
     if is_in_environment if switch is None else switch:
         if is_in_environment:
             return f"{NO_TRACING}=1 in the environment turns torch.compile off: remove the variable"
-        return "torch._dynamo.config.disable = True turns torch.compile off: remove this setting"
+        setting = f"{module_names.DYNAMO_CONFIG}.disable"
+        return f"{setting} = True turns torch.compile off: remove this setting"
     return ""
 
 

@@ -45,6 +45,7 @@ from serve_warm.compiler.imports import when_imported
 from serve_warm.config import point_triton_at_ptxas
 from serve_warm.errors import ArtifactRefused
 from serve_warm.private_apis import inductor, module_names, patches
+from serve_warm.private_apis.table import COMBO_TUNING
 from serve_warm.report import CompileEvent
 
 BINARY_SUFFIXES = (".cubin", ".hsaco", ".spv", ".metallib")
@@ -52,7 +53,7 @@ BINARY_SUFFIXES = (".cubin", ".hsaco", ".spv", ".metallib")
 
 
 TO_ONE = "autotune_to_one_config"
-TUNINGS = (TO_ONE, "_combo_sequential_autotune", "coordinate_descent_tuning")
+TUNINGS = (TO_ONE, COMBO_TUNING, "coordinate_descent_tuning")
 """Methods of an autotuner that may measure a kernel's speed. torch 2.11 does not have the second
 method."""
 
@@ -336,7 +337,7 @@ def relocate(cache_directory: Path) -> None:
         ArtifactRefused: `bad_archive`: a file has the name of such a list, but is not a list.
         OSError: a list cannot be written.
     """
-    for group in (cache_directory / "triton").glob("*/__grp__*.json"):
+    for group in (cache_directory / "triton").glob(module_names.TRITON_LISTS):
         try:
             names = json.loads(read_regular(group))["child_paths"].keys()
         except (ValueError, LookupError, TypeError, AttributeError) as error:

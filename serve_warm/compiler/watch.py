@@ -36,6 +36,8 @@ from serve_warm.compiler.imports import when_imported
 from serve_warm.compiler.switches import find_switch
 from serve_warm.inputs import InputSignature
 from serve_warm.private_apis import dynamo, module_names, patches
+from serve_warm.private_apis.dynamo import GRAPH
+from serve_warm.private_apis.table import BUILD_C, STANCE_CALLBACK
 from serve_warm.report import CompileEvent, Counts
 
 logger = logging.getLogger(__name__)
@@ -256,11 +258,6 @@ class _WatchedCallback:
         return result
 
 
-GRAPH = "__compiled_fn"
-"""How the names begin under which Dynamo stores compiled graphs in a function's globals (private;
-2.11 to 2.15)."""
-
-
 def _count_runs(names: dict[str, Any], code: CodeType) -> None:
     """Record the runs of the graphs that the code of a frame calls, as evidence."""
     for name in code.co_names:
@@ -302,7 +299,7 @@ def _why_given_up(frame: Any, result: Any) -> str | None:
     if "suppressed" in said or (not said and dynamo.suppresses_errors()):
         return (
             "compiling it failed, and suppress_errors is on, so torch only logged the error: read "
-            "the lines of torch._dynamo before this one, or switch suppress_errors off"
+            f"the lines of {module_names.DYNAMO} before this one, or switch suppress_errors off"
         )
     return None
 
@@ -330,7 +327,7 @@ class _Called:
         values = dict(frame.f_locals)
         owner = values.pop("self", None)
         code, name = frame.f_code, frame.f_code.co_name
-        if code.co_filename.endswith("torch/_dynamo/external_utils.py") and "fn" in values:
+        if code.co_filename.endswith(module_names.WRAPPERS) and "fn" in values:
             # This is torch's wrapper around code that torch does not trace itself, such as a
             # torch.nn module.
             function = values.pop("fn")
@@ -409,7 +406,7 @@ def watch_process() -> CompileCounter:
 
 def _hook_dynamo(seen: CompileCounter, _: ModuleType) -> None:
     dynamo.skip_always(_RUN_CODE)  # compiled code calls it
-    patches.replace("_callback_from_stance", functools.partial(_watch_callbacks, seen))
+    patches.replace(STANCE_CALLBACK, functools.partial(_watch_callbacks, seen))
 
 
 def _watch_callbacks(seen: CompileCounter, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -483,7 +480,7 @@ class _Refused:
 def _hook_triton(seen: CompileCounter, _: ModuleType) -> None:
     # Triton compiles C for its driver, and for each kernel that torch's own launcher cannot launch
     # (private; Triton 3.3 to 3.6).
-    patches.replace("_build", functools.partial(_count_builds, seen))
+    patches.replace(BUILD_C, functools.partial(_count_builds, seen))
 
 
 def _count_builds(seen: CompileCounter, original: Callable[..., Any]) -> Callable[..., Any]:

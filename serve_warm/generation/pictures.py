@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from serve_warm.errors import GenerationRefused
-from serve_warm.private_apis.nn_module import own_modules
+from serve_warm.private_apis.nn_module import MODULES, own_modules
 
 PICTURES = ("mm_encoder_outputs", "pixel_values", "image_sizes")
 """Arguments of a model call that hold images or image states. `generate` sets these arguments, but
@@ -45,7 +45,7 @@ def embed(model: Any, tokens: torch.Tensor, pictures: Mapping[str, Any]) -> torc
     # Change only a copy of the parent, because entries rely on the model as it is.
     copy: Any = object.__new__(type(parent))
     vars(copy).update(vars(parent))
-    vars(copy)["_modules"] = {**own_modules(parent), key: _Instead(decoder)}
+    vars(copy)[MODULES] = {**own_modules(parent), key: _Instead(decoder)}
     try:
         with torch.inference_mode():
             type(copy).forward(copy, input_ids=tokens, **pictures)

@@ -18,14 +18,16 @@ import torch
 
 from serve_warm.errors import GenerationRefused
 from serve_warm.private_apis.nn_module import own_modules
-from serve_warm.private_apis.transformers import has_attention
+from serve_warm.private_apis.transformers import ATTENTION, INTERNAL, has_attention
 
 Active = tuple[int, tuple[tuple[bool, tuple[str, ...], tuple[str, ...]], ...]]
 """How often parts of the model were replaced, and the state of each adapter layer: whether it is
 disabled, its active adapters, and its merged adapters."""
 
-SETTINGS = ("_attn_implementation", "sliding_window", "attention_chunk_size")
+SETTINGS = (ATTENTION, "sliding_window", "attention_chunk_size")
 """Settings of a configuration that decide which masks and cache the layers expect."""
+
+_STORED = tuple((f"{name}{INTERNAL}", name) for name in SETTINGS)
 
 _states = operator.attrgetter("disable_adapters", "active_adapters", "merged_adapters")
 
@@ -86,9 +88,7 @@ class SameModel:
 
     def _settings(self) -> list[Any]:
         # Reading attributes of a configuration takes 1 µs each.
-        return [
-            own.get(f"{name}_internal", own.get(name)) for own in self._configs for name in SETTINGS
-        ]
+        return [own.get(behind, own.get(name)) for own in self._configs for behind, name in _STORED]
 
     def _refuse_setting(self, now: Sequence[Any]) -> GenerationRefused:
         names = SETTINGS * len(self._configs)

@@ -30,6 +30,7 @@ from serve_warm.generation.decoder import CachedDecoder
 from serve_warm.generation.slots import Call, Slots
 from serve_warm.generation.step_check import StepCheck
 from serve_warm.generation.steps import SlotCache
+from serve_warm.private_apis.nn_module import is_table_of_hooks
 
 Choose = Callable[[torch.Tensor], torch.Tensor]
 """Maps logits, of shape (rows, vocabulary), to tokens, of shape (rows,)."""
@@ -353,7 +354,9 @@ def serve(
     served: Any = object.__new__(served_kind)
     vars(served).update(vars(model))
     # With the original's dicts, hooks would run in a step and again around it.
-    vars(served).update({name: type(own)() for name, own in vars(model).items() if _is_hooks(name)})
+    vars(served).update(
+        {name: type(own)() for name, own in vars(model).items() if is_table_of_hooks(name)}
+    )
     # All steps have the same compile arguments. The fingerprint reads them from this attribute.
     vars(served)["_serve_warm"] = decoder.dispatcher
     vars(served)["_serve_warm_decoder"] = decoder
@@ -362,10 +365,6 @@ def serve(
     vars(served)["_serve_warm_check"] = check
     vars(served)["_serve_warm_describe_copy"] = describe_copy
     return served
-
-
-def _is_hooks(name: str) -> bool:
-    return "_hooks" in name and name.startswith(("_forward", "_backward"))
 
 
 def _by_name(names: Iterable[str], values: Sequence[Any]) -> dict[str, Any]:

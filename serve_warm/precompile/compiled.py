@@ -33,6 +33,13 @@ from serve_warm.precompile.entries.table import PREFIXES
 from serve_warm.precompile.facts.names import STANDS_FOR
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 from serve_warm.private_apis import dynamo, nn_module
+from serve_warm.private_apis.dynamo import ORIGINAL, original_of
+from serve_warm.private_apis.nn_module import (
+    FORWARD_HOOKS,
+    FORWARD_PRE_HOOKS,
+    MODULES,
+    own_modules,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -251,8 +258,8 @@ def _make_module_class() -> type:
         def __call__(self, *args: object, **kwargs: object) -> object:
             state = self.__dict__
             if (
-                state["_forward_hooks"]  # nn.Module's call fires them
-                or state["_forward_pre_hooks"]
+                state[FORWARD_HOOKS]  # nn.Module's call fires them
+                or state[FORWARD_PRE_HOOKS]
                 or OWN_FORWARD in state
             ):
                 return super().__call__(*args, **kwargs)
@@ -267,11 +274,11 @@ def _make_module_class() -> type:
             # The base class defines `__len__`, which raises if the wrapped module has no length.
             # Without this method, `__len__` would run when Dynamo tests the truth of callables
             # inside another graph (seen in 2.11).
-            return bool(self._orig_mod)
+            return bool(original_of(self))
 
         def __reduce__(self) -> tuple[object, ...]:
             arguments = self.__dict__["_serve_warm"].arguments
-            return functools.partial(compile, **arguments), (self._orig_mod,)
+            return functools.partial(compile, **arguments), (original_of(self),)
 
     return CompiledModule
 
@@ -289,7 +296,7 @@ class LightModule(torch.nn.Module):
 
     def __init__(self, module: torch.nn.Module, arguments: Mapping[str, object]) -> None:
         super().__init__()
-        self._modules["_orig_mod"] = module
+        own_modules(self)[ORIGINAL] = module
         stock = _WhenCalled(module, arguments)
         dispatcher = Dispatcher(
             module,
@@ -304,8 +311,8 @@ class LightModule(torch.nn.Module):
         """Run the hooks of this module, then the library for this call or torch.compile's code."""
         state = self.__dict__
         if (
-            state["_forward_hooks"]  # nn.Module's call fires them
-            or state["_forward_pre_hooks"]
+            state[FORWARD_HOOKS]  # nn.Module's call fires them
+            or state[FORWARD_PRE_HOOKS]
             or "forward" in state  # the user has set another one
         ):
             return super().__call__(*args, **kwargs)
@@ -327,46 +334,46 @@ class LightModule(torch.nn.Module):
     @property
     def training(self) -> bool:
         """Training mode of the wrapped module."""
-        return bool(self._orig_mod.training)
+        return bool(original_of(self).training)
 
     @training.setter
     def training(self, value: bool) -> None:
-        if vars(self).get("_modules"):  # not in nn.Module's own __init__
-            self._orig_mod.training = value
+        if vars(self).get(MODULES):  # not in nn.Module's own __init__
+            original_of(self).training = value
 
     def __getattr__(self, name: str) -> Any:
-        module = vars(self).get("_modules", {}).get("_orig_mod")
+        module = vars(self).get(MODULES, {}).get(ORIGINAL)
         if module is None:
             raise AttributeError(name)
-        return module if name == "_orig_mod" else getattr(module, name)
+        return module if name == ORIGINAL else getattr(module, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._is_own(name):
             super().__setattr__(name, value)
         else:
-            setattr(self._orig_mod, name, value)
+            setattr(original_of(self), name, value)
 
     def __delattr__(self, name: str) -> None:
         if self._is_own(name):
             super().__delattr__(name)
         else:
-            delattr(self._orig_mod, name)
+            delattr(original_of(self), name)
 
     def _is_own(self, name: str) -> bool:
-        return name == "_orig_mod" or name in vars(self) or hasattr(type(self), name)
+        return name == ORIGINAL or name in vars(self) or hasattr(type(self), name)
 
     def __len__(self) -> int:
-        return len(self._orig_mod)
+        return len(original_of(self))
 
     def __bool__(self) -> bool:
-        return bool(self._orig_mod)
+        return bool(original_of(self))
 
     def __dir__(self) -> list[str]:
-        return sorted({*vars(self), *dir(type(self)), *dir(self._orig_mod)})
+        return sorted({*vars(self), *dir(type(self)), *dir(original_of(self))})
 
     def __reduce__(self) -> tuple[object, ...]:
         arguments = self.__dict__["_serve_warm"].arguments
-        return functools.partial(compile, level=LIBRARY_LEVEL, **arguments), (self._orig_mod,)
+        return functools.partial(compile, level=LIBRARY_LEVEL, **arguments), (original_of(self),)
 
 
 class _WhenCalled:

@@ -7,7 +7,13 @@ from __future__ import annotations
 import os
 import sys
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import random
+
+OPERATORS = "_operator"
+"""The module that functions of `operator` name as their own."""
 
 
 def frame_of_thread(thread: int) -> FrameType | None:
@@ -23,6 +29,19 @@ def calling_frame(depth: int) -> FrameType:
 def end_process(code: int) -> NoReturn:
     """End this process at once: without `finally`, `atexit` and waiting for threads."""
     os._exit(code)
+
+
+def random_generator() -> random.Random:
+    """Return the generator behind the functions of the module `random`."""
+    import random
+
+    found: random.Random = vars(random)["_inst"]
+    return found
+
+
+def is_frozen(kind: Any) -> bool:
+    """Return whether a dataclass forbids changes of its fields."""
+    return bool(kind.__dataclass_params__.frozen)
 
 
 def is_importing(module: object) -> bool:

@@ -33,6 +33,44 @@ if TYPE_CHECKING:
 
 from serve_warm.private_apis import module_names
 
+# Names that Dynamo gives --------------------------------------------------------------------------
+
+ORIGINAL = "_orig_mod"
+"""Attribute of torch.compile's module: the module that it wraps."""
+
+GRAPH = "__compiled_fn"
+"""How the names begin under which compiled graphs are stored in a function's globals."""
+
+RESUMED = "__resume_at"
+"""How the names begin under which the code after a graph break is stored."""
+
+RESUME_NAME = r"torch_dynamo_resume_in_(.*)_at_(\d+)"
+"""Pattern for the name of code after a graph break, with the function and the line."""
+
+ON_STACK = "___stack"
+"""How the names of values begin that a graph break leaves on the stack."""
+
+CHECK_TYPE, CHECK_OBJECT = "___check_type_id", "___check_obj_id"
+"""Functions in the texts of guards on a type, and on an object."""
+
+BUILTINS = "__builtins_dict__"
+"""Prefix of the name of the dict of built-ins in the globals (torch 2.11 to 2.13)."""
+
+RANDOM_NUMBERS = "_gen_rand_values"
+"""Name of the function that draws the numbers of a call from Python's `random`."""
+
+
+def path_of_module(name: str) -> str:
+    """Return how the path of a guard begins if it is about a global of code in this module."""
+    return f"G['__import_{name.replace('.', '_dot_')}"
+
+
+# Not an `attrgetter`: Dynamo may trace the methods that call this function.
+def original_of(module: Any) -> Any:
+    """Return the module that torch.compile's module wraps."""
+    return module._orig_mod
+
+
 # Without an import --------------------------------------------------------------------------------
 
 
@@ -477,6 +515,22 @@ def list_extend_of_table() -> object:
     of_methods: Any = base
     of_lists: Any = lists
     return of_methods.Method(of_lists.BaseListVariable.list_extend)
+
+
+OF_THE_MACHINE = (
+    "_assert",
+    "_get_device_index",
+    "_get_privateuse1_backend_name",
+    "_is_checkpoint_valid",
+)
+"""Functions of torch whose result depends only on their arguments and the machine."""
+
+OF_CALLS = (
+    *("_is_any_autocast_enabled", "_get_cublas_allow_tf32", "_is_torch_function_enabled"),
+    *("_len_torch_function_stack", "_is_torch_function_all_disabled"),
+    "_is_torch_function_mode_enabled",
+)
+"""Functions of torch whose result is part of the state that each call compares."""
 
 
 def functions_about_tracing() -> Collection[object]:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names of private modules of torch, Triton and Ray, and of a thread that Ray starts.
+"""Names of private modules of torch, Triton and Ray, and of their files, variables and threads.
 
 Code that must not import such a module asks whether it is loaded, or waits until another import has
 loaded it. All names are the same in torch 2.11 to 2.15, Triton 3.6 and Ray 2.53 to 2.60.
@@ -18,6 +18,12 @@ DYNAMO_CONFIG = "torch._dynamo.config"
 DYNAMO_ERRORS = "torch._dynamo.exc"
 EVAL_FRAME = "torch._dynamo.eval_frame"
 """The module through which compiled callables enter Dynamo."""
+
+WRAPPERS = "torch/_dynamo/external_utils.py"
+"""The end of the path of torch's wrappers around code that torch does not trace itself."""
+
+POLYFILLS = "torch._dynamo.polyfills"
+"""Python code that Dynamo traces instead of code in C."""
 
 CODEGEN = "torch._dynamo.codegen"
 OUTPUT_GRAPH = "torch._dynamo.output_graph"
@@ -45,12 +51,19 @@ TRITON_HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 TRITON_AUTOTUNER = "triton.runtime.autotuner"
 TRITON_BUILD = "triton.runtime.build"
 
+TRITON_LISTS = "*/__grp__*.json"
+"""The lists of the files of each kernel, in Triton's cache directory."""
+
 SERVE_CONTROLLER = "ray.serve._private.controller"
 SERVE_REPLICA = "ray.serve._private.replica"
 
 ACTOR_THREAD = "AsyncIO Thread: default"
 """Name of a thread that Ray starts when a worker becomes an actor (2.53 to 2.60). On this thread,
 the worker then imports the app. A worker that Ray started in advance waits before it has one."""
+
+SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+"""The variable that names the setup hook of a runtime_env: `WORKER_PROCESS_SETUP_HOOK_ENV_VAR` in
+ray/_private/ray_constants.py (Ray 2.60). Ray's own field for the hook works only for whole jobs."""
 
 HOOKED = (
     DYNAMO,

@@ -89,22 +89,32 @@ SKIP_USERS = ("cudagraph_trees", "output_code", "compile_fx")
 """Modules of Inductor that import the function that records why torch captures no graph."""
 
 
+STANCE_CALLBACK = "_callback_from_stance"
+PRECOMPILE_HEADER = "_precompile_header"
+HEADER_FOLDER, HEADER_LOCKS = "_HEADER_DIR", "_HEADER_LOCK_DIR"
+COMBO_TUNING = "_combo_sequential_autotune"
+BUILD_C = "_build"
+"""Names of functions and settings in the table, for code that applies their rows."""
+
+
 TABLE: tuple[Patch, ...] = (
     # For the life of the process, once torch's compiler is imported.
     _process(
-        f"{DYNAMO}.eval_frame:_callback_from_stance",
+        f"{DYNAMO}.eval_frame:{STANCE_CALLBACK}",
         "counts compiles and eager calls, and forbids compiles",
     ),
     _process(
         f"{INDUCTOR}.cpp_builder:run_compile_cmd",
         "counts runs of the C++ compiler, and makes its headers only then",
     ),
-    _process(f"{INDUCTOR}.codecache:_precompile_header", "makes headers only when a compiler runs"),
+    _process(
+        f"{INDUCTOR}.codecache:{PRECOMPILE_HEADER}", "makes headers only when a compiler runs"
+    ),
     *(
         _process(
             f"{INDUCTOR}.codecache:{name}", "keeps headers where no other user can write to them"
         )
-        for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR")
+        for name in (HEADER_FOLDER, HEADER_LOCKS)
     ),
     _process(
         f"{INDUCTOR}.cpu_vec_isa:VecISA.check_build",
@@ -126,7 +136,7 @@ TABLE: tuple[Patch, ...] = (
         )
         for name, since in (
             ("autotune_to_one_config", ""),
-            ("_combo_sequential_autotune", "2.12"),
+            (COMBO_TUNING, "2.12"),
             ("coordinate_descent_tuning", ""),
         )
     ),
@@ -177,7 +187,7 @@ TABLE: tuple[Patch, ...] = (
             ("capture_end", "register_graph_capture_end_hook"),
         )
     ),
-    _process("triton.runtime.build:_build", "counts runs of the C compiler"),
+    _process(f"triton.runtime.build:{BUILD_C}", "counts runs of the C compiler"),
     _process(
         "triton.runtime.autotuner:Autotuner.check_disk_cache",
         "times autotuning of kernels",

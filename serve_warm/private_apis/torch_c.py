@@ -190,6 +190,9 @@ is_traceable_wrapper_subclass = _python_dispatch.is_traceable_wrapper_subclass
 is_traceable_wrapper_subclass_type = _python_dispatch.is_traceable_wrapper_subclass_type
 """Returns the same about a class of tensors."""
 
+SOFTMAXES = ("aten::_softmax", "aten::_log_softmax")
+"""Operators behind `softmax` and `log_softmax`."""
+
 READS_DATA: object = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
 """The function of a graph that reads `tensor.data`."""
 

@@ -35,6 +35,7 @@ from serve_warm._records import record
 from serve_warm._redaction import excerpt
 from serve_warm.errors import ServeWarmError
 from serve_warm.private_apis import cpython
+from serve_warm.private_apis.module_names import SETUP_HOOK_VARIABLE
 from serve_warm.seats.records import (
     Seat,
     SeatFolder,
@@ -50,10 +51,6 @@ from serve_warm.seats.records import (
 )
 
 logger = logging.getLogger(__name__)
-
-HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
-"""The variable that names the setup hook of a runtime_env: `WORKER_PROCESS_SETUP_HOOK_ENV_VAR` in
-ray/_private/ray_constants.py (Ray 2.60). Ray's own field for the hook works only for whole jobs."""
 
 HOOK = "serve_warm.preload.run"
 
@@ -133,7 +130,7 @@ def hook_environment() -> dict[str, str]:
     >>> hook_environment()
     {'__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR': 'serve_warm.preload.run'}
     """
-    return {HOOK_VARIABLE: HOOK}
+    return {SETUP_HOOK_VARIABLE: HOOK}
 
 
 def run() -> None:

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from serve_warm import node
-from serve_warm.private_apis.module_names import ACTOR_THREAD
+from serve_warm.private_apis.module_names import ACTOR_THREAD, SETUP_HOOK_VARIABLE
 from serve_warm.seats.preload import (
     HOOK,
-    HOOK_VARIABLE,
     OMP,
     EarlyImports,
     early_imports,
@@ -92,7 +91,10 @@ def take(environ: Mapping[str, str]) -> SeatUse:
     return replace(use, hit=True, note="; ".join(notes))
 
 
-_NOTES = {True: "no seat was free", False: f"the runtime_env does not have {HOOK_VARIABLE}: {HOOK}"}
+_NOTES = {
+    True: "no seat was free",
+    False: f"the runtime_env does not have {SETUP_HOOK_VARIABLE}: {HOOK}",
+}
 
 
 def is_on_wrong_gpu(environ: Mapping[str, str]) -> bool:

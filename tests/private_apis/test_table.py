@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import serve_warm
+from serve_warm.private_apis import table
 from serve_warm.private_apis.table import TABLE
 
 PACKAGE = Path(serve_warm.__file__).parent
@@ -39,6 +40,8 @@ def names_in_use() -> Iterator[tuple[str, str]]:
                     for part in name.values
                 ]
                 yield path.name, "".join(parts)
+            elif isinstance(name, ast.Name) and hasattr(table, name.id):
+                yield path.name, re.escape(getattr(table, name.id))
             elif isinstance(name, ast.Name):  # from a tuple in the same file
                 yield from ((path.name, re.escape(each)) for each in constants if "." in each)
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from serve_warm.precompile.facts.no_entry import NoEntry
+from serve_warm.private_apis.nn_module import STEP
 
 Path = Callable[[str], list[list[str | int]]]
 """Function that turns Dynamo's expression for a module into the steps from the callee to the
@@ -122,7 +123,7 @@ def describe_changes(sources: Sequence[str]) -> str:
 
     `sources` are the keys of a mapping that `side_effects` yields.
     """
-    short = [STEP.sub(r".\1", source).removeprefix(CALLEE).lstrip(".") for source in sources]
+    short = [re.sub(STEP, r".\1", source).removeprefix(CALLEE).lstrip(".") for source in sources]
     rest = len(short) - SHOWN
     names = ", ".join(name or "the model itself" for name in short[:SHOWN])
     return f"{names} and {rest} other{'s' * (rest > 1)}" if rest > 0 else names
@@ -132,6 +133,3 @@ SHOWN = 2
 """Maximum number of changed objects that a message names."""
 
 CALLEE = "L['callee']"
-
-STEP = re.compile(r"(?:\.__dict__\['_modules'\]|\._modules)\['([^']+)'\]")
-"""How torch writes the step from a module to a submodule."""

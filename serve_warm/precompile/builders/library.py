@@ -49,7 +49,7 @@ from serve_warm.precompile.trace.captured import CompiledCall
 from serve_warm.precompile.trace.graph_inputs import fake_of, inputs_of, read_sizes, take_parts
 from serve_warm.precompile.trace.guards import source_of
 from serve_warm.precompile.trace.side_effects import callable_once, side_effects
-from serve_warm.private_apis import inductor
+from serve_warm.private_apis import inductor, nn_module
 from serve_warm.private_apis.nn_module import own_modules
 from serve_warm.private_apis.torch_c import READS_DATA, version_of
 
@@ -463,12 +463,12 @@ def _place(source: str, callee: object) -> TensorSource:
         rest = rest[1:]
     while module is not None:
         match rest:
-            case [["attribute", "_modules"], ["item", str(name)], _, *_]:
+            case [["attribute", nn_module.MODULES], ["item", str(name)], _, *_]:
                 owner, rest = f"{owner}.{name}".lstrip("."), rest[2:]
                 module = own_modules(module)[name]
-            case [["attribute", "_parameters"], ["item", str(name)]]:
+            case [["attribute", nn_module.PARAMETERS], ["item", str(name)]]:
                 return TensorSource(kind="parameter", owner=owner, name=name)
-            case [["attribute", "_buffers"], ["item", str(name)]]:
+            case [["attribute", nn_module.BUFFERS], ["item", str(name)]]:
                 return TensorSource(kind="buffer", owner=owner, name=name)
             case [["attribute", str(name)]] if name in vars(module):
                 return TensorSource(kind="attribute", owner=owner, name=name)

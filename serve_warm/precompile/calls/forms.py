@@ -23,7 +23,6 @@ from torch.amp.autocast_mode import autocast_decorator
 
 from serve_warm._records import record
 from serve_warm.precompile.calls.signature import Signature, describe
-from serve_warm.precompile.facts.table import HOOKS
 from serve_warm.private_apis import nn_module
 
 
@@ -93,7 +92,7 @@ def parameters_of(callee: object) -> Parameters:
             or nn_module.call_of(kind) is not nn_module.stock_call()
         ):
             return NOTHING_NAMED
-        if any(vars(callee).get(name) for name in HOOKS) or nn_module.has_global_hooks(HOOKS):
+        if any(vars(callee).get(name) for name in nn_module.HOOKS) or nn_module.has_global_hooks():
             return NOTHING_NAMED
         callee = callee.forward
     skipped = 0

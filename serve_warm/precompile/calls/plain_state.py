@@ -27,6 +27,7 @@ import torch
 from serve_warm._package import PACKAGE
 from serve_warm.precompile.facts.tensor_parts import OperatorMode, has_parts, plain_parts
 from serve_warm.private_apis import module_names
+from serve_warm.private_apis.nn_module import BUFFERS, MODULES
 from serve_warm.private_apis.torch_c import schema_of, storage_id, version_of
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ def _parts(value: Any) -> Iterator[Part]:
     if issubclass(kind, (type, types.ModuleType)):
         return
     if issubclass(kind, torch.nn.Module):
-        for table in ("_modules", "_buffers"):
+        for table in (MODULES, BUFFERS):
             yield from _items(vars(value).get(table, {}), is_step=False)
     if str(kind.__module__).startswith(COMPILERS):
         return

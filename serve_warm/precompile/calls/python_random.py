@@ -20,12 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from serve_warm.precompile.facts.no_entry import NoEntry
+from serve_warm.private_apis.cpython import random_generator
+from serve_warm.private_apis.dynamo import RANDOM_NUMBERS
 
 Draw = list[object]
 """The name of a function in `random`, its positional arguments, and its keyword arguments."""
-
-HELPER = "_gen_rand_values"
-"""Name of Dynamo's helper function."""
 
 FUNCTIONS = ("random", "randint", "randrange", "uniform")
 """Functions that Dynamo can trace (2.13). Each of them draws from the generator of the module."""
@@ -44,7 +43,7 @@ def read_draws(value: object) -> list[Draw] | None:
         NoEntry: the helper draws from an object other than the generator of `random`.
     """
     helper = inspect.unwrap(value) if inspect.isfunction(value) else None
-    if helper is None or helper.__name__ != HELPER:
+    if helper is None or helper.__name__ != RANDOM_NUMBERS:
         return None
     calls = inspect.getclosurevars(helper).nonlocals["random_calls"]
     return [_draw(*call) for call in calls]
@@ -71,8 +70,7 @@ def _is_plain(value: object) -> bool:
 def _method(name: str) -> Callable[..., object]:
     # Not `getattr(random, name)`: an application may replace the function in the module, and a
     # forward may have imported the original function by name.
-    instance: random.Random = vars(random)["_inst"]
-    found: Callable[..., object] = getattr(instance, name)
+    found: Callable[..., object] = getattr(random_generator(), name)
     return found
 
 

@@ -14,6 +14,7 @@ import torch
 from serve_warm.precompile.calls.plain_state import COMPILERS
 from serve_warm.precompile.facts.names import describe_tensor, is_own_module, under
 from serve_warm.precompile.facts.table import UNREADABLE
+from serve_warm.private_apis.nn_module import BUFFERS, MODULES, PARAMETERS
 
 VALUES_READ = 100_000
 """Maximum number of values to compare for each callable."""
@@ -80,7 +81,7 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
         return
     if str(kind.__module__).startswith(COMPILERS):  # state of these objects changes at any call
         if issubclass(kind, torch.nn.Module):
-            yield from ((f".{name}", part) for name, part in vars(value)["_modules"].items())
+            yield from ((f".{name}", part) for name, part in vars(value)[MODULES].items())
         return
     if kind is types.MethodType:
         yield "", value.__func__
@@ -142,7 +143,7 @@ def _attributes(own: dict[str, object]) -> Iterator[tuple[str, object]]:
             yield f".{name}", value
 
 
-TABLES = ("_parameters", "_buffers", "_modules")
+TABLES = (PARAMETERS, BUFFERS, MODULES)
 """Attributes of a module that hold its tensors and its submodules."""
 
 

@@ -20,9 +20,7 @@ from serve_warm.precompile.changes.fact_watch import FactWatch
 from serve_warm.precompile.facts.names import identity, locate, name_of_class
 from serve_warm.precompile.facts.table import (
     ANY_ERROR,
-    CALL,
     CALLEE,
-    HOOKS,
     READERS,
     RELATIONS,
     TAKE,
@@ -36,6 +34,7 @@ from serve_warm.precompile.facts.table import (
     module,
     others_of,
 )
+from serve_warm.private_apis.nn_module import CALL, HOOKS
 
 Fitting = tuple[int, ...]
 """The numbers of the entries whose facts all hold."""

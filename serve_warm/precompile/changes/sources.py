@@ -27,8 +27,9 @@ from serve_warm.precompile.facts.names import (
     name_of_class,
     under,
 )
-from serve_warm.precompile.facts.table import ANY_ERROR, CALL, HOOKS, Reader, decode_key
+from serve_warm.precompile.facts.table import ANY_ERROR, Reader, decode_key
 from serve_warm.precompile.facts.tensor_parts import classes_of, is_equal, read_metadata, read_parts
+from serve_warm.private_apis.nn_module import BUFFERS, CALL, HOOKS, MODULES, PARAMETERS
 
 if TYPE_CHECKING:
 
@@ -400,6 +401,8 @@ class Sources:
         A model reads dozens of such attributes. Reading the values would run Python functions each
         time. Comparing dict versions costs almost nothing.
         """
+        from serve_warm.private_apis.transformers import LAYERS_DIFFER  # as in `_is_plain_config`
+
         renamed = base.attribute_map
         self._note_of_instance(base, type(base), "attribute_map")
         self._note("item", renamed, name)
@@ -425,7 +428,7 @@ class Sources:
         if found is ABSENT and _find_defined(kind, "__getattr__") is ABSENT:
             return None  # the attribute is missing until a dict or a class changes
         if found is ABSENT and isinstance(base, torch.nn.Module) and _is_plain_module(kind):
-            for table in ("_parameters", "_buffers", "_modules"):
+            for table in (PARAMETERS, BUFFERS, MODULES):
                 self._note("item", own, table)  # deleting an item of a ModuleList replaces it
                 if isinstance(own.get(table), dict):
                     self._note("item", own[table], name)
@@ -551,10 +554,6 @@ def _find_defined(kind: type, name: str) -> object:
     return ABSENT
 
 
-LAYERS_DIFFER = "_heterogeneity_spec"
-"""Attribute that a configuration has if its layers have different settings. Reading some attributes
-of such a configuration raises an error."""
-
 READERS = frozenset(
     {
         *("super", "__getattribute__", "get", "logger", "warning_once", "per_layer_attributes"),
@@ -575,17 +574,17 @@ def _readers(kind: type) -> list[object]:
 def _is_plain_config(base: Any) -> TypeGuard[HasAttributeMap]:
     """Return whether an object is a `transformers` config with the same settings for all layers."""
     own = getattr(base, "__dict__", None)
-    return (
-        type(own) is dict
-        and LAYERS_DIFFER not in own
-        and all(
-            isinstance(function, types.FunctionType)
-            and function.__module__.startswith("transformers.")
-            and READERS.issuperset(function.__code__.co_names)
-            for function in _readers(type(base))
-        )
-        and type(base.attribute_map) is dict
-    )
+    if type(own) is not dict or not all(
+        isinstance(function, types.FunctionType)
+        and function.__module__.startswith("transformers.")
+        and READERS.issuperset(function.__code__.co_names)
+        for function in _readers(type(base))
+    ):
+        return False
+    # Imported here, because starts without such a configuration need no module about it.
+    from serve_warm.private_apis.transformers import LAYERS_DIFFER
+
+    return LAYERS_DIFFER not in own and type(base.attribute_map) is dict
 
 
 def _is_plain_module(kind: type) -> bool:

@@ -43,7 +43,7 @@ from serve_warm.precompile.entries.table import Entry, EntryTable, NotYet
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 from serve_warm.precompile.libraries.run import LibraryFailedCleanly, for_known_calls
-from serve_warm.private_apis import torch_c
+from serve_warm.private_apis import nn_module, torch_c
 from serve_warm.report import EntryUse
 
 if TYPE_CHECKING:
@@ -416,7 +416,7 @@ def _name_of(callee: Callable[..., object]) -> str:
     if owner is not None:
         kind, name = type(owner), callee.__name__
         # The call of a block that is compiled in place is named after the block.
-        method = "" if name == "_call_impl" else f".{name}"
+        method = "" if name == nn_module.CALL else f".{name}"
         return f"{kind.__module__}.{kind.__qualname__}{method}"
     if not hasattr(callee, "__qualname__"):  # a partial, or another callable object
         return f"{type(callee).__module__}.{type(callee).__qualname__}"

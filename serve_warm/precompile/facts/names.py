@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from serve_warm._package import PACKAGE
+from serve_warm.private_apis.cpython import is_frozen
 
 if TYPE_CHECKING:
     import torch
@@ -413,8 +414,8 @@ def _items_of(value: object) -> Sequence[object]:
         return [part for pair in value.items() for part in pair]
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.items()]
-    kind: Any = type(value)
-    if dataclasses.is_dataclass(value) and kind.__dataclass_params__.frozen:
+    kind = type(value)
+    if dataclasses.is_dataclass(value) and is_frozen(kind):
         return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
     return []
 

@@ -41,6 +41,7 @@ from serve_warm.precompile.facts.names import (
 )
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.tensor_parts import describe_parts, plain_parts
+from serve_warm.private_apis.nn_module import CALL, HOOKS
 
 CALLEE = "callee"
 """The name of the compiled callable in paths."""
@@ -455,17 +456,6 @@ refers to a different object."""
 def others_of(kind: str, value: Any) -> list[int]:
     """Return the rows that a relation compares with its own row."""
     return [value] if kind == "same" else list(value)
-
-
-HOOKS = {
-    "_forward_pre_hooks": "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks": "_forward_hooks_with_kwargs",
-}
-"""Tables of a module's forward hooks, and the tables that mark hooks with keyword arguments."""
-
-
-CALL = "_call_impl"
-"""Method of a module that runs its hooks and its forward (2.0 to 2.15)."""
 
 
 def _hooks(found: object, _: object) -> list[list[list[object]]]:

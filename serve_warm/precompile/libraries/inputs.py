@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from serve_warm._records import record
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import item
-from serve_warm.private_apis.nn_module import own_buffers, own_modules, own_parameters
+from serve_warm.private_apis.nn_module import (
+    BUFFERS,
+    MODULES,
+    PARAMETERS,
+    own_buffers,
+    own_modules,
+    own_parameters,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +37,7 @@ STEPS: Mapping[str, Callable[[object, Any], object]] = {
     "item": item,
 }
 
-PLACES = {"parameter": "_parameters", "buffer": "_buffers"}
+PLACES = {"parameter": PARAMETERS, "buffer": BUFFERS}
 """Maps a kind of input to the attribute of a module that holds inputs of this kind."""
 
 KINDS = ("argument", *PLACES, "attribute", "path")
@@ -174,13 +181,13 @@ class Inputs:
 def _is_watched(module: torch.nn.Module, watched: Watched, *, is_parent: bool) -> bool:
     """Return whether a watch notices if the dicts or submodules of a module are replaced."""
     own = vars(module)
-    names = ("_modules", *PLACES.values())
+    names = (MODULES, *PLACES.values())
     return (
         type(own) is dict
         and all(type(own[name]) in (dict, OrderedDict) for name in names)
         and all(getattr(module, name) is own[name] for name in names)
         and watched.covers(own)
-        and (not is_parent or watched.covers(own["_modules"]))
+        and (not is_parent or watched.covers(own[MODULES]))
     )
 
 

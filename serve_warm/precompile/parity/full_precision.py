@@ -34,6 +34,7 @@ from serve_warm.precompile.parity.eager_dtypes import (
     tensors_in,
 )
 from serve_warm.private_apis.torch_c import (
+    SOFTMAXES,
     Operator,
     is_composite,
     name_with_overload,
@@ -69,7 +70,7 @@ dtype."""
 REINTERPRETS = frozenset(["aten::view.dtype"])
 """Operators that read the bits of a tensor."""
 
-CASTS_HALF = frozenset(["aten::_softmax", "aten::_log_softmax"])
+CASTS_HALF = frozenset(SOFTMAXES)
 """Operators whose third argument says that a half-precision argument gives a float32 result."""
 
 REPLACES_STORAGE = frozenset(["aten::set_", "aten::resize_", "aten::resize_as_"])

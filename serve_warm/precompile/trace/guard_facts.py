@@ -53,6 +53,15 @@ from serve_warm.precompile.trace.identities import (
     show_line,
 )
 from serve_warm.precompile.trace.torch_functions import TorchFunctions
+from serve_warm.private_apis import module_names
+from serve_warm.private_apis.dynamo import BUILTINS, path_of_module
+from serve_warm.private_apis.nn_module import (
+    BUFFERS,
+    GLOBAL_HOOKS,
+    MODULES,
+    PARAMETERS,
+    PATH_OF_HOOKS,
+)
 
 PROCESS = ""
 """Path of guards that are about a thread or the process, not about an object."""
@@ -72,14 +81,11 @@ CHECKED_ELSEWHERE = {
     "STORAGE_OVERLAPPING": (PROCESS, "checked at each call, if the graph writes to its inputs"),
     "DYNAMIC_INDICES": (TENSOR_ARGUMENT, "read by the compiler, not by compiled code"),
     "EMPTY_NN_MODULE_HOOKS_DICT": (
-        r".*\b_(global_)?(forward|backward)(_pre)?_hooks\w*(['\]]*)",
+        PATH_OF_HOOKS,
         "forward hooks have separate facts; backward hooks do not run without gradients",
     ),
 }
 """For each kind of guard that may be dropped: a pattern for the guard's path, and the reason."""
-
-BUILTINS = "__builtins_dict__"
-"""Prefix of the name that Dynamo gives the built-ins dict in the globals (torch 2.11 to 2.13)."""
 
 ARGUMENT = re.compile(f"{TENSOR_ARGUMENT}$")
 
@@ -125,7 +131,7 @@ FACTS = {
 }
 """Maps each kind of guard to a kind of fact."""
 
-OF_INLINED_MODULES = (f"G['__import_{PACKAGE}_dot_", "G['__import_torch_dot__dynamo_dot_polyfills")
+OF_INLINED_MODULES = tuple(map(path_of_module, (f"{PACKAGE}.", module_names.POLYFILLS)))
 """Path prefixes of guards on globals of inlined code that is not part of the app."""
 
 OPAQUE = {
@@ -562,7 +568,7 @@ def _of_modules(table: _Table, callee: object) -> list[tuple[int, str, object]]:
         return []
     of_all = [
         (table.row_of(nn_module.__name__, name), *expect("length", vars(nn_module)[name], None))
-        for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
+        for name in GLOBAL_HOOKS
     ]
     return [*facts, *of_all]
 
@@ -587,9 +593,9 @@ def _of_lookups(table: _Table, callee: object) -> list[tuple[int, str, object]]:
             facts += _find_hidden(table, found, holder, argument)
         elif not isinstance(module, torch.nn.Module) or not isinstance(name, str):
             continue
-        elif place == "_modules" and getattr(module, name, None) is found[row]:
+        elif place == MODULES and getattr(module, name, None) is found[row]:
             facts.append((table.row(holder, "attribute", name), "same", row))
-        elif place in ("_parameters", "_buffers") and name not in vars(module):
+        elif place in (PARAMETERS, BUFFERS) and name not in vars(module):
             # Modules have many such items, and their classes hide none of them, so the cheaper fact
             # is enough.
             facts.append((holder, *expect("own", module, [name, None])))

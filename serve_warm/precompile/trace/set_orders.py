@@ -30,6 +30,7 @@ from serve_warm.precompile.trace.graph_inputs import inputs_of
 from serve_warm.precompile.trace.guards import source_of
 from serve_warm.precompile.trace.side_effects import callable_once, side_effects
 from serve_warm.private_apis import inductor
+from serve_warm.private_apis.cpython import OPERATORS
 from serve_warm.private_apis.torch_c import schema_of
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ def _is_pure(target: object) -> bool:
     """Return whether a function without a schema computes the same result in any order of calls."""
     if inductor.is_higher_order(target):
         return str(target) in CONTROL_FLOW  # the graphs inside are read separately
-    return getattr(target, "__module__", "") in ("_operator", "operator", "math", "builtins")
+    return getattr(target, "__module__", "") in (OPERATORS, "operator", "math", "builtins")
 
 
 CONTROL_FLOW = (

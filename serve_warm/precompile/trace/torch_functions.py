@@ -39,9 +39,9 @@ Place = tuple[str, str]
 
 STEADY = frozenset(
     {
-        *("promote_types", "is_complex", "is_floating_point", "_assert", "_get_device_index"),
-        *("get_enum", "is_available", "get_device_properties", "_get_privateuse1_backend_name"),
-        *("_is_checkpoint_valid", "current_accelerator", "is_tensor", "is_tensor_like", "numel"),
+        *("promote_types", "is_complex", "is_floating_point", "get_enum", "is_available"),
+        *("get_device_properties", "current_accelerator", "is_tensor", "is_tensor_like", "numel"),
+        *dynamo.OF_THE_MACHINE,
     }
 )
 """Names of functions whose result depends only on their arguments and the machine. The artifact's
@@ -51,9 +51,7 @@ CHECKED_EACH_CALL = frozenset(
     {
         *("is_grad_enabled", "is_inference_mode_enabled", "get_default_dtype"),
         *("are_deterministic_algorithms_enabled", "is_autocast_enabled"),
-        *("is_autocast_cpu_enabled", "is_autocast_cache_enabled", "_is_any_autocast_enabled"),
-        *("_get_cublas_allow_tf32", "_is_torch_function_enabled", "_len_torch_function_stack"),
-        *("_is_torch_function_all_disabled", "_is_torch_function_mode_enabled"),
+        *("is_autocast_cpu_enabled", "is_autocast_cache_enabled", *dynamo.OF_CALLS),
     }
 )
 """Names of functions whose result is part of the state that each call compares."""

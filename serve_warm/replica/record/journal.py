@@ -28,6 +28,7 @@ from serve_warm.config import WarmupConfig
 from serve_warm.errors import ServeWarmError
 from serve_warm.node import boot_s
 from serve_warm.precompile import SESSION
+from serve_warm.private_apis.module_names import INDUCTOR_CONFIG
 from serve_warm.replica.record.progress import Progress
 from serve_warm.replica.record.timeline import Timeline
 from serve_warm.replica.record.traffic_log import TrafficLog
@@ -615,8 +616,7 @@ def _many_sizes(events: Iterable[CompileEvent]) -> Iterator[str]:
             yield (
                 f"torch captures {function} for {len(of_it)} sizes, and each size costs memory "
                 "and time at every start: pad to fewer sizes (Buckets), or set "
-                "torch._inductor.config.triton.cudagraph_capture_sizes to the sizes that need a "
-                "graph"
+                f"{INDUCTOR_CONFIG}.triton.cudagraph_capture_sizes to the sizes that need a graph"
             )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from serve_warm.compiler.watch import ANOTHER
+from serve_warm.private_apis.dynamo import CHECK_OBJECT, CHECK_TYPE, ON_STACK
 from serve_warm.report import CompileEvent
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ ADVICE = {
     "Unexpected recompilation": RACE,
     re.escape(ANOTHER): "replace compiled objects in reconfigure(), after which serve_warm proves "
     "the inputs again; or keep the object, and load other weights with load_state_dict()",
-    "___stack": "the code reads a Python value from a tensor, as bool() and .item() do, and no "
+    ON_STACK: "the code reads a Python value from a tensor, as bool() and .item() do, and no "
     "declared input had this value: declare an input that leads to it",
     r"\bself\b|\bcallee\b|G\[|__closure__": "a value changed after the proof, and the reason names "
     "it: do not change it after ready, or change it in reconfigure()",
@@ -69,10 +70,10 @@ ADVICE = {
     "pass tensor.contiguous(), or declare such an input too",
     "dtype mismatch": "a tensor has another dtype than the declared one: convert it, or declare "
     "this dtype too",
-    r"expected type of|___check_type_id|TYPE_MATCH|type\(": "a value has another type than the "
+    rf"expected type of|{CHECK_TYPE}|TYPE_MATCH|type\(": "a value has another type than the "
     "declared one, for example a Parameter or a subclass: pass the same type, or declare such an "
     "input too",
-    r"[Dd]uplicate tensor|are not aliased|\bis L\[|___check_obj_id\(L\[": "the same object is "
+    rf"[Dd]uplicate tensor|are not aliased|\bis L\[|{CHECK_OBJECT}\(L\[": "the same object is "
     "passed twice, or was when it was declared: declare such an input too",
     "GLOBAL_STATE|grad_mode|autocast|default_dtype|deterministic|num_threads|torch_function": "the "
     "call runs with another setting of torch than the declared inputs, and the reason names it: "
