@@ -8,10 +8,13 @@ The rules are data at the top. The checks read sources, and yield one sentence f
 from __future__ import annotations
 
 import ast
+import builtins
+import functools
 import pickle
 import pkgutil
 import re
 import sys
+import types
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -389,30 +392,141 @@ def replacements_in(scope: ast.AST, foreign: set[str], module: str) -> Iterator[
 def private_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
     """Yield uses of other packages' private names outside `private_apis`.
 
-    Ruff (SLF001) finds attributes. This finds imports, and names in strings.
+    Names are in imports, in attributes, and in strings. A name counts as private of another package
+    unless serve_warm has it, whatever is installed, because versions of torch differ. Any class of
+    the package may have an attribute. A word of a string must be a class of the same module, or be
+    declared in the body of one.
     """
     if unit_of(module) == "private_apis":
         return
     tree = ast.parse(source)
+    allowed = frozenset(PRIVATE_WORDS.get(module, ((), ""))[0])
     for name, line in imported(tree, module, is_package=is_package):
-        parts = name.split(".")
-        if parts[0] in FOREIGN and any(map(is_private, parts)):
+        package, *parts = name.split(".")
+        if package != "serve_warm" and any(map(is_private, {package, *parts} - allowed)):
             yield f"{module}:{line} imports {name}: use private_apis"
+    attributes = names_of_classes(tree) | names_of_all_classes() | allowed
+    words = declared_in(tree) | allowed
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
-            name = node.args[1]
-            if isinstance(name, ast.Constant) and is_private(str(name.value)):
-                yield f"{module}:{node.lineno} reads {name.value!r}: use private_apis"
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            if node.attr not in attributes:
+                yield f"{module}:{node.lineno} uses {ast.unparse(node)}: use private_apis"
+        elif (
+            isinstance(node, ast.keyword) and is_private(node.arg or "") and node.arg not in allowed
+        ):
+            yield f"{module}:{node.value.lineno} passes {node.arg}: use private_apis"
+    for text, line in strings_of(tree):
+        found = {word for word in WORD.findall(OF_SERVE_WARM.sub("", text)) if is_private(word)}
+        for word in sorted(found - words):
+            yield f"{module}:{line} names {word!r}: use private_apis"
+
+
+WORD = re.compile(r"(?<!\w)_\w*[A-Za-z]\w*")
+"""A word of a string that begins with an underscore."""
+
+OF_SERVE_WARM = re.compile(r"(?<!\w)serve_warm(?:\.\w+)+")
+
+
+def strings_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield each string with its line, also pieces of f-strings. Not docstrings and `__slots__`."""
+    left_out = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+            left_out |= set(map(id, ast.walk(node.value)))
+    for node in ast.walk(tree):
+        if id(node) in left_out:
+            continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            package, *names = node.value.split(".")
-            is_path = all(name.isidentifier() for name in names[:-1])
-            if package in FOREIGN and is_path and any(map(is_private, names)):
-                yield f"{module}:{node.lineno} names {node.value!r}: use private_apis"
+            yield node.value, node.lineno
+
+
+def declared_in(tree: ast.Module) -> set[str]:
+    """Return the names of classes, and of the attributes that their bodies declare."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    inside = [each for node in classes for each in node.body]
+    targets = [
+        target
+        for each in inside
+        if isinstance(each, ast.Assign | ast.AnnAssign)
+        for target in targets_of(each)
+    ]
+    return {node.name for node in classes} | {t.id for t in targets if isinstance(t, ast.Name)}
+
+
+def names_of_classes(tree: ast.Module) -> set[str]:
+    """Return the names of classes, and of the attributes that they declare, set or define."""
+    found = declared_in(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+            found |= {each.name for each in node.body if isinstance(each, functions)}
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if ast.unparse(node.value) in ("self", "cls") else set()
+    return found
+
+
+@functools.cache
+def names_of_all_classes() -> frozenset[str]:
+    """Return these names for the package, because a class may inherit attributes."""
+    return frozenset().union(
+        *(
+            names_of_classes(ast.parse(source))
+            for module, source, _ in modules()
+            if unit_of(module) != "private_apis"
+        )
+    )
+
+
+# Words with an underscore that are not private names of torch, Triton, Ray, transformers or
+# CPython, or that cannot be in `private_apis`: for each module, the words and the reason.
+PRIVATE_WORDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "_redaction": (
+        ("_URL", "_ID", "_BASE64", "_key_base", "_pass", "_auth", "_creds", "_sas", "_pat"),
+        "ends of the names of credentials",
+    ),
+    "_records": (("__dataclass_params__",), "`private_apis` needs this module"),
+    "artifact.manifest": (("_type",), "the field of an in-toto statement"),
+    "compiler.watch": (("_s",), "the end of the names of sums of seconds"),
+    "errors": (("_Error",), "its type variable"),
+    "node": (
+        ("_json", "_socket", "_thread"),
+        "it runs without serve_warm; `json` and `socket` take 3 ms to import, their C parts 0.5 ms",
+    ),
+    "node_server.ledger": (
+        ("_bucket", "_sum", "_count", "_total", "_created"),
+        "ends of names in the text format of Prometheus",
+    ),
+    "node_server.server": (("_thread",), "documented; `threading` would wait for each new thread"),
+    "precompile.builders.cpp": (("__attribute__", "__visibility__"), "C++"),
+    "precompile.facts.names": (("__entries",), "the members of an enumeration of pybind11"),
+    "precompile.trace.torch_functions": (("__r",), "the begin of Python's `__radd__` and others"),
+    "stores.bucket_answers": (("_ALLOW_HTTP",), "the end of an environment variable"),
+    "stores.hub_client": (("_http",), "a logger of huggingface_hub, which only this module uses"),
+    "stores.object_store": (("_ALLOW_HTTP",), "the end of an environment variable"),
+}
+
+
+def documented() -> Iterator[str]:
+    """Yield documented names that begin with two underscores."""
+    yield from dir(builtins)
+    for value in (*vars(builtins).values(), *vars(types).values()):
+        yield from dir(value)
+    yield from ("__all__", "__file__", "__future__", "__main__", "__path__", "__version__")
+    yield from ("__dataclass_fields__", "__getattr__", "__post_init__", "__slots__", "__wrapped__")
+    yield "__members__"  # of enumerations
+    yield "__fields__"  # of models of pydantic 1
+    yield from ("__torch_function__", "__torch_dispatch__")  # methods of tensor subclasses
+    yield from ("__tensor_flatten__", "__tensor_unflatten__")
+
+
+DOCUMENTED = frozenset(documented())
 
 
 def is_private(name: str) -> bool:
-    # Python documents `_make` of named tuples.
-    return name.startswith("_") and not name.startswith(("__", "_serve_warm", "_make"))
+    # Python documents `_make` and `_replace` of named tuples.
+    return name.startswith("_") and not (
+        name in DOCUMENTED or name.startswith(("_serve_warm", "_make", "_replace"))
+    )
 
 
 CHECKS: list[Callable[..., Iterator[str]]] = [
@@ -468,6 +582,16 @@ def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) ->
         (private_violations, "replica.x", "def f():\n import ray.serve._private.constants"),
         (private_violations, "precompile.facts.x", "x = getattr(y, '_private', None)"),
         (private_violations, "replica.x", "x = sys.modules.get('torch._dynamo.exc')"),
+        (private_violations, "generation.x", "x = vars(y)['_modules']"),
+        (private_violations, "generation.x", "X = ('_call_impl',)"),
+        (private_violations, "generation.x", "x = f'{y}_internal'"),
+        (private_violations, "generation.x", "x = {'_buffers': 1}"),
+        (private_violations, "generation.x", "dict(_parameters=1)"),
+        (private_violations, "generation.x", "match x:\n case ['_modules']: ..."),
+        (private_violations, "generation.x", "x = '__import_torch_dot_'"),
+        (private_violations, "generation.x", "class X:\n def f(self): self._y = g('_y')"),
+        (private_violations, "generation.x", "import _socket"),
+        (private_violations, "generation.x", "class X(Y):\n def f(self): self._orig_mod()"),
         (patch_violations, "compiler.x", "import torch\nsetattr(torch.nn.Module, 'x', f)"),
     ],
 )
@@ -534,6 +658,19 @@ def test_permissions_are_in_use() -> None:
             for user, names in found.items()
         )
     ]
+    unused += [
+        f"{module} does not use {word}"
+        for module, source, is_package in modules()
+        for word in PRIVATE_WORDS.get(module, ((), ""))[0]
+        if not any(
+            word in WORD.findall(text) or text == word
+            for text, _ in (
+                *strings_of(ast.parse(source)),
+                *imported(ast.parse(source), module, is_package=is_package),
+            )
+        )
+    ]
+    unused += [f"there is no {module}" for module in PRIVATE_WORDS.keys() - found.keys()]
     unused += [
         f"{module} has no broad handler"
         for module in BROAD_HANDLERS.keys() & found.keys() - handled
