@@ -17,7 +17,15 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 from serve_warm._redaction import excerpt
@@ -122,13 +130,13 @@ def _list_held(value: Any) -> list[Any]:
     if (items := _items_of(value)) is not None:
         return [item for _, item in items]
     if issubclass(type(value), functools.partial):
-        return [value.func, *value.args, *value.keywords.values()]
+        return list(_parts_of_partial(value).values())
     if type(value) is MethodType:
         return [value.__self__, value.__func__]
     if type(value) is FunctionType:
         return _list_used(value)
     methods = [function for base in type(value).__mro__ for function in vars(base).values()]
-    return [*_attributes_of(value).values(), *methods]
+    return [*_attributes_of(value).values(), *_slots_of(value).values(), *methods]
 
 
 def _list_used(function: Any) -> list[Any]:
@@ -140,17 +148,25 @@ def _list_used(function: Any) -> list[Any]:
         for name in code.co_names:
             found = function.__globals__.get(name)
             used.append(found)
-            if isinstance(found, ModuleType) and not _is_foreign(found):
-                used += [vars(found)[other] for other in code.co_names if other in vars(found)]
+            held = _attributes_of_module(found)
+            used += [held[other] for other in code.co_names if other in held]
     return used
 
 
 def _is_foreign(value: Any) -> bool:
-    module = value.__name__ if isinstance(value, ModuleType) else value.__module__
-    package = str(module).partition(".")[0]
+    package = str(value.__module__).partition(".")[0]
     return package in FOREIGN or (
         not isinstance(value, type) and package in sys.stdlib_module_names
     )
+
+
+def _attributes_of_module(value: Any) -> Mapping[str, Any]:
+    """Return the attributes of a module of the application, and none for other values."""
+    if not issubclass(type(value), ModuleType):
+        return {}
+    found = _attributes_of(value)
+    package = str(found.get("__name__")).partition(".")[0]
+    return {} if package in FOREIGN or package in sys.stdlib_module_names else found
 
 
 def _describe(backend: Any) -> str:
@@ -324,6 +340,7 @@ def find_uncalled_methods(
         name
         for name, own in codes.items()
         if not (own & run or (name.startswith("_") and name != "__call__"))
+        and name not in compiled  # it is found itself
         and compiled & _reach([name], unknown)
     ]
 
@@ -432,6 +449,7 @@ class _Subscript:
 
 def _list_of_class(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of a class, and what its methods use from outside, with their paths."""
+    known = set[str]()  # what a class overrides may never be called
     for each in kind.__mro__:
         if _is_foreign(each):
             continue
@@ -439,8 +457,11 @@ def _list_of_class(kind: type) -> Iterator[tuple[str, Any]]:
             functions = [*_functions_of(value)]
             if not functions:
                 yield f"self.{name}", value
+            elif name not in known and _is_itself_compiled(functions[0]):
+                yield f"self.{name}", functions[0]
             for function in functions:
                 yield from _list_outside(function)
+        known |= vars(each).keys()
 
 
 def _list_globals(functions: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -453,8 +474,11 @@ def _list_outside(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the globals that a function names, and the contents of its closure."""
     if _is_foreign(function):
         return
-    known = function.__globals__
-    yield from ((name, known[name]) for name in sorted(_names_in(function.__code__) & known.keys()))
+    known, names = function.__globals__, _names_in(function.__code__)
+    for name in sorted(names & known.keys()):
+        yield name, known[name]
+        held = _attributes_of_module(known[name])
+        yield from ((f"{name}.{other}", held[other]) for other in sorted(names & held.keys()))
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     yield from ((name, cell.cell_contents) for name, cell in cells if cell != CellType())
 
@@ -498,8 +522,10 @@ def _named_parts(value: Any) -> Iterator[tuple[str | _Subscript, Any]]:
         yield from ((_Subscript(key), item) for key, item in items)
     elif _is_module(value):
         yield from ((f".{name}", item) for name, item in _children_of(value))
+    elif issubclass(type(value), functools.partial):
+        yield from ((f".{name}", item) for name, item in _parts_of_partial(value).items())
     elif not _is_plain(value) and not _is_foreign(type(value)):
-        attributes = dict(_attributes_of(value))
+        attributes = {**_attributes_of(value), **_slots_of(value)}
         yield from ((f".{name}", item) for name, item in attributes.items() if not _is_plain(item))
 
 
@@ -534,6 +560,8 @@ def _items_of(value: Any) -> list[tuple[Any, Any]] | None:
         pairs = enumerate(list.__getitem__(value, slice(LOOKED_AT)))
     elif issubclass(type(value), tuple):
         pairs = enumerate(tuple.__getitem__(value, slice(LOOKED_AT)))
+    elif issubclass(type(value), deque):
+        pairs = enumerate(list(itertools.islice(deque.__iter__(value), LOOKED_AT)))
     elif issubclass(type(value), (set, frozenset)):
         whole = set.copy(value) if issubclass(type(value), set) else frozenset.copy(value)
         pairs = enumerate(itertools.islice(whole, LOOKED_AT))
@@ -549,6 +577,25 @@ def _attributes_of(value: Any) -> Mapping[str, Any]:
     except AttributeError:  # a class with slots
         return {}
     return found if type(found) is dict else {}
+
+
+def _slots_of(value: Any) -> Mapping[str, Any]:
+    """Return the attributes of an object that its classes keep in slots, without their code."""
+    found: dict[str, Any] = {}
+    for base in type(value).__mro__:
+        # Classes in C have such descriptors without `__slots__`, as functions for their globals.
+        own = vars(base).items() if "__slots__" in vars(base) else ()
+        for name, slot in own:
+            if type(slot) is MemberDescriptorType:
+                with contextlib.suppress(AttributeError):  # not set
+                    found.setdefault(name, slot.__get__(value))
+    return found
+
+
+def _parts_of_partial(value: Any) -> Mapping[str, Any]:
+    """Return the parts of a `functools.partial` object, without code of its class."""
+    kind = vars(functools.partial)
+    return {name: kind[name].__get__(value) for name in ("func", "args", "keywords")}
 
 
 def _was_entered(value: Any, entered: Collection[int]) -> bool:
