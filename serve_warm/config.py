@@ -113,6 +113,12 @@ class WarmupConfig(_ClosedModel):
     `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix` or
     `hf://owner/repo@revision`. Any other scheme is refused, unless a package registers it."""
 
+    application: str | None = Field(default=None, min_length=1)
+    """Name of the application that artifacts are kept for in the store. The build and the replicas
+    must use the same name. By default, the name is the module that defines the deployment's class,
+    which is usually the part of the import path before the colon. Give applications different names
+    if they deploy the same class of a library, or one module has several of them."""
+
     max_level: int = Field(default=3, ge=1, le=3)
     """Highest level that a replica loads from an artifact. 1 loads only the cache directory with
     the built kernels, 2 also loads the entries of level 2, and 3 also loads the libraries of level
@@ -198,6 +204,13 @@ class WarmupConfig(_ClosedModel):
         except ConfigError as error:
             raise ValueError(f"{error.message}; {error.hint}") from None
         return artifact
+
+    @field_validator("application")
+    @classmethod
+    def _a_name(cls, application: str | None) -> str | None:
+        if application is not None and not application.isprintable():
+            raise ValueError("use only printable characters")
+        return application
 
     @field_validator("eager_sample", mode="before")
     @classmethod

@@ -115,7 +115,7 @@ def test_the_value_under_an_unknown_name_is_not_repeated():
 def test_an_unknown_field_is_compared_with_the_known_ones():
     """A mistyped setting is an error, not a default. The nearest one is asked for."""
     error = problem(user_config=section(artefact="./artifacts", on_mising="fail"))
-    assert "fields: enabled, artifact, max_level" in error.hint
+    assert "fields: enabled, artifact, application, max_level" in error.hint
     assert "user_config.warmup.artefact is not a setting; did you mean 'artifact'?" in str(error)
     assert "did you mean 'on_missing'?" in error.message
 

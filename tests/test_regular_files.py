@@ -26,6 +26,7 @@ from serve_warm._daemon_threads import begin
 from serve_warm._private_folders import process_folder
 from serve_warm._regular_files import open_regular, read_regular
 from serve_warm._state_file import StateFile
+from serve_warm.artifact.code_and_model import NOTHING_KNOWN
 from serve_warm.artifact.newest_seen import NewestSeen, Variant
 from serve_warm.artifact.node_cache import NodeCache
 from serve_warm.builder import app
@@ -142,20 +143,20 @@ def locks_in_the_node_cache(folder: Path, put: Put, _: Any) -> None:
 def rollback_mark(folder: Path, put: Put, _: Any) -> None:
     seen = NewestSeen.beside(folder / "blobs")
     (folder / "blobs").mkdir(mode=0o700)
-    variant = Variant(store="file:///s", deployment="D", fingerprint="f")
-    seen.note(variant, "2026")
+    variant = Variant(store="file:///s", application="a", deployment="D", fingerprint="f")
+    seen.note(variant, NOTHING_KNOWN, "2026")
     put(seen.folder / variant.file_name)
-    assert seen.find_created(variant) is None  # not trusted, as a mark that was removed
-    seen.note(variant, "2027")
+    assert seen.find_used(variant) is None  # not trusted, as a mark that was removed
+    seen.note(variant, NOTHING_KNOWN, "2027")
 
 
 def record_of_a_rollback_mark(folder: Path, put: Put, _: Any) -> None:
     seen = NewestSeen.beside(folder / "blobs")
-    variant = Variant(store="file:///s", deployment="D", fingerprint="f")
+    variant = Variant(store="file:///s", application="a", deployment="D", fingerprint="f")
     put(folder / "blobs" / variant.record_name)
     (folder / "blobs").chmod(0o700)
-    seen.note(variant, "2026")
-    assert seen.created(variant) == "2026"
+    seen.note(variant, NOTHING_KNOWN, "2026")
+    assert seen.find_used(variant) == {NOTHING_KNOWN: "2026"}
 
 
 def trust_file(folder: Path, put: Put, patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ This module never loads an artifact. So it runs on any machine, without torch or
 from __future__ import annotations
 
 import hashlib
-import urllib.parse
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,7 +15,14 @@ from serve_warm._records import record
 from serve_warm.artifact.archive import check_directory
 from serve_warm.artifact.blobs import receive_part, unpack_part
 from serve_warm.artifact.manifest import DIRECTORY_PARTS, Manifest, check_caps
-from serve_warm.artifact.statements import believe, read_envelope, readable_manifest, statement_keys
+from serve_warm.artifact.statements import (
+    believe,
+    check_place,
+    read_envelope,
+    read_place,
+    readable_manifest,
+    statement_keys,
+)
 from serve_warm.errors import ArtifactRefused, ObjectNotFound
 from serve_warm.stores import Store
 from serve_warm.trust import Trust
@@ -49,13 +55,16 @@ class Described:
     """The statement's manifest, trusted or not. None if the manifest cannot be read."""
 
 
-def describe(store: Store, trust: Trust, *, deployment: str | None = None) -> list[Described]:
+def describe(
+    store: Store, trust: Trust, *, application: str | None = None, deployment: str | None = None
+) -> list[Described]:
     """Return a description of every statement in a store, without downloading parts.
 
     Raises:
         StoreError: the store could not be read.
     """
-    return [_describe(store, key, trust) for key in statement_keys(store, deployment)]
+    keys = statement_keys(store, application=application, deployment=deployment)
+    return [_describe(store, key, trust) for key in keys]
 
 
 def _describe(store: Store, key: str, trust: Trust) -> Described:
@@ -68,6 +77,7 @@ def _describe(store: Store, key: str, trust: Trust) -> Described:
     try:
         verified = verify(opened, trust, store=store.uri)
         manifest = believe(verified, trust).manifest
+        check_place(manifest, key)
     except ArtifactRefused as refusal:
         return _describe_refused(key, refusal, opened.payload)
     return Described(
@@ -94,7 +104,9 @@ def _describe_refused(
     )
 
 
-def check(store: Store, trust: Trust, *, deployment: str | None = None) -> list[Described]:
+def check(
+    store: Store, trust: Trust, *, application: str | None = None, deployment: str | None = None
+) -> list[Described]:
     """Check every statement in full, and return the results.
 
     The checks cover signature, age, sizes, digests and contents.
@@ -107,7 +119,7 @@ def check(store: Store, trust: Trust, *, deployment: str | None = None) -> list[
     """
     return [
         _check(store, each, each.manifest) if each.trusted and each.manifest is not None else each
-        for each in describe(store, trust, deployment=deployment)
+        for each in describe(store, trust, application=application, deployment=deployment)
     ]
 
 
@@ -157,11 +169,10 @@ def merge_signatures(described: Sequence[Described]) -> list[Described]:
     ]
 
 
-def deployments(store: Store) -> list[str]:
-    """Return the names of all deployments that a store has statements for.
+def places(store: Store) -> list[tuple[str, str]]:
+    """Return the names of all applications and deployments that a store has statements for.
 
     Raises:
         StoreError: the store could not be read.
     """
-    names = {key.split("/")[1] for key in statement_keys(store, None)}
-    return sorted(urllib.parse.unquote(name) for name in names)
+    return sorted({read_place(key) for key in statement_keys(store)})

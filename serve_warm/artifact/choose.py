@@ -3,9 +3,10 @@
 """The choice of an artifact for a machine and app, and why other artifacts were not chosen.
 
 This module chooses a statement that is trusted and fits the machine and app. If there are several
-such statements, it chooses the statement with the latest signed creation time. A trace records why
-every other statement was not chosen. Reports and errors show this trace. This module does not read
-stores.
+such statements, it chooses the statement whose code and model match most closely
+(`code_and_model`), and among these the statement with the latest signed creation time. A trace
+records why every other statement was not chosen. Reports and errors show this trace. This module
+does not read stores.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import replace
 from typing import Literal, NoReturn
 
 from serve_warm._records import record
-from serve_warm.artifact.manifest import Manifest
+from serve_warm.artifact.code_and_model import CLOSENESS, NOTHING_KNOWN, CodeAndModel
+from serve_warm.artifact.manifest import Manifest, Place
 from serve_warm.artifact.statements import Statement, TrustedStatement, bare, rank
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, ObjectNotFound, StoreError
 from serve_warm.fingerprint import NONE, UNKNOWN, Fingerprint, Mismatch
@@ -39,22 +41,21 @@ class Considered:
     """`fits`, `fingerprint` (built for another machine or app), `gone` (pruned before it was read),
     `unreadable` (the store could not read it), or the `reason` of ArtifactRefused."""
     message: str = ""
-    """The reason in words. Empty if `mismatches` explains the reason."""
+    """The reason in words. Empty if `mismatches` explains the reason. For an accepted statement of
+    which code or model was compared: how closely they match, and why it is taken."""
     mismatches: tuple[Mismatch, ...] = ()
     created: str = ""
     """The signed creation time. Empty if the statement is not trusted."""
 
     @property
     def accepted(self) -> bool:
-        """Whether the statement is trusted and fits the machine and app.
-
-        The newest accepted statement is chosen.
-        """
+        """Whether the statement is trusted and fits the machine and app: `choose` may take it."""
         return self.reason == "fits"
 
     def __str__(self) -> str:
         if self.accepted:
-            return f"{self.statement}: accepted, created {self.created}"
+            said = f", {self.message}" if self.message else ""
+            return f"{self.statement}: accepted, created {self.created}{said}"
         words = "; ".join(map(str, self.mismatches)) or self.message
         return f"{self.statement}: rejected ({self.reason}): {words}"
 
@@ -164,24 +165,40 @@ def _refused(statement: Statement, refusal: ArtifactRefused) -> Candidate:
     return Candidate(considered=considered, statement=statement, refusal=refusal)
 
 
-def choose(candidates: Sequence[Candidate]) -> Chosen | None:
-    """Return the newest accepted candidate; None if no candidate was accepted."""
-    fitting = [
-        Chosen(
-            key=candidate.statement.key,
-            believed=candidate.believed,
-            trace=tuple(candidate.considered for candidate in candidates),
-        )
+def choose(candidates: Sequence[Candidate], here: CodeAndModel) -> Chosen | None:
+    """Return the accepted candidate that a replica takes; None if no candidate was accepted.
+
+    A replica with the code and model `here` takes the candidate that matches them most closely, and
+    among these the newest.
+    """
+    fitting = {
+        candidate.statement.key: candidate.believed
         for candidate in candidates
         if candidate.believed is not None
-    ]
-    return max(fitting, key=lambda one: rank(one.manifest.created, one.key), default=None)
+    }
+    if not fitting:
+        return None
+    close = {key: each.manifest.made_of.closeness(here) for key, each in fitting.items()}
+    ages = {key: rank(each.manifest.created, key) for key, each in fitting.items()}
+    key = max(fitting, key=lambda each: (close[each], ages[each]))
+    said = {each: CLOSENESS[count] for each, count in close.items() if here != NOTHING_KNOWN}
+    if ages[key] < max(ages.values()):
+        said[key] += ", so it is taken although a newer one fits"
+        logger.info("took statement=%s: %s", key, said[key])
+    return Chosen(
+        key=key,
+        believed=fitting[key],
+        trace=tuple(
+            replace(each.considered, message=said.get(each.statement.key, each.considered.message))
+            for each in candidates
+        ),
+    )
 
 
 def in_order_of_use(candidates: Sequence[Candidate]) -> list[Considered]:
     """Return all considered statements, most relevant first.
 
-    The statement that a pull chooses comes first, then other accepted statements, then near misses.
+    Accepted statements come first, the newest before others, then near misses.
     """
     looked_at = [candidate.considered for candidate in candidates]
     looked_at.sort(key=lambda seen: rank(seen.created, seen.statement), reverse=True)
@@ -201,7 +218,7 @@ def warn_of_refused(candidates: Sequence[Candidate], *, uri: str) -> None:
 
 
 def raise_none_fits(
-    candidates: Sequence[Candidate], *, uri: str, deployment: str | None, left: int = 0
+    candidates: Sequence[Candidate], *, uri: str, place: Place, left: int = 0
 ) -> NoReturn:
     """Raise the error that explains why nothing can be pulled.
 
@@ -226,7 +243,7 @@ def raise_none_fits(
             raise with_trace(candidate.refusal, key, trace)
     if not candidates:
         raise ArtifactNotFound(
-            f"{uri} has no artifact for {deployment!r}",
+            f"{uri} has no artifact for {place}",
             hint="build an artifact with: serve-warm build APP --store " + uri,
         )
     # List the nearest misses first, because they best show what to change.
@@ -239,7 +256,7 @@ def raise_none_fits(
         lines.append(f"  and {left} more that were not read")
         hint = f"remove files that are not artifacts from {uri}, or use another store; {hint}"
     raise ArtifactNotFound(
-        f"no artifact for {deployment!r} in {uri} fits this machine ({len(trace)} considered):\n"
+        f"no artifact for {place} in {uri} fits this machine ({len(trace)} considered):\n"
         + "\n".join(lines),
         trace=trace,
         hint=hint,

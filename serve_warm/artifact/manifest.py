@@ -3,10 +3,10 @@
 """The manifest of an artifact: its parts with digests, in one statement that can be signed.
 
 A part is a blob of bytes, compressed with zstd. The manifest lists the parts with the digests of
-their stored and raw bytes. The manifest also names the deployment, the machine and the app that the
-parts were built for. A serialized manifest is an in-toto statement
-(https://in-toto.io/Statement/v1) whose subjects are the stored parts. One statement covers all
-parts, so parts of two artifacts cannot be mixed.
+their stored and raw bytes. The manifest also names the application and deployment, the machine and
+the app, and the code and model that the parts were built for. A serialized manifest is an in-toto
+statement (https://in-toto.io/Statement/v1) whose subjects are the stored parts. One statement
+covers all parts, so parts of two artifacts cannot be mixed.
 
     part           raw bytes
     cache          a tar of the cache directory: torch's entries and the built kernels
@@ -27,6 +27,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from serve_warm._records import record
+from serve_warm.artifact.code_and_model import NOTHING_KNOWN, CodeAndModel
 from serve_warm.errors import ArtifactRefused
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.trust.envelope import parse_json
@@ -108,10 +109,28 @@ class Part:
 
 
 @record(frozen=True, kw_only=True)
+class Place:
+    """The application and the deployment that an artifact is kept for."""
+
+    application: str
+    """Name of the application, which does not depend on the name under which Serve runs it."""
+    deployment: str
+
+    def __post_init__(self) -> None:
+        for what, name in (("an application", self.application), ("a deployment", self.deployment)):
+            if not name or not name.isprintable():
+                raise ValueError(f"not the name of {what}: {name!r}")
+
+    def __str__(self) -> str:
+        return f"{self.deployment!r} of application {self.application!r}"
+
+
+@record(frozen=True, kw_only=True)
 class Manifest:
     """The description of one artifact: what it was built for, and its parts."""
 
-    deployment: str
+    place: Place
+    made_of: CodeAndModel = NOTHING_KNOWN
     fingerprint: Fingerprint
     parts: tuple[Part, ...]
     created: str
@@ -128,8 +147,6 @@ class Manifest:
             raise ValueError(
                 f"an artifact must have 1 to {MAX_PARTS} parts with distinct names: {names}"
             )
-        if not self.deployment or not self.deployment.isprintable():
-            raise ValueError(f"not a deployment name: {self.deployment!r}")
         if self.format != FORMAT:
             raise ValueError(f"cannot write format {self.format}, only format {FORMAT}")
         if not _CREATED.fullmatch(self.created):
@@ -178,7 +195,10 @@ class Manifest:
             "predicateType": f"{PREDICATE_TYPE}{self.format}",
             "predicate": {
                 "format": self.format,
-                "deployment": self.deployment,
+                "application": self.place.application,
+                "deployment": self.place.deployment,
+                "code": self.made_of.code,
+                "model": self.made_of.model,
                 "created": self.created,
                 "fingerprint": self.fingerprint.to_json(),
                 "parts": [vars(part) for part in self.parts],
@@ -243,7 +263,10 @@ def _read_statement(statement: Any) -> Manifest:
     predicate = _members(
         statement["predicate"],
         format=int,
+        application=str,
         deployment=str,
+        code=str,
+        model=str,
         created=str,
         fingerprint=dict,
         parts=list,
@@ -267,7 +290,8 @@ def _read_statement(statement: Any) -> Manifest:
         raise ValueError("the statement's subjects do not match its parts")
     return Manifest(
         format=predicate["format"],
-        deployment=predicate["deployment"],
+        place=Place(application=predicate["application"], deployment=predicate["deployment"]),
+        made_of=CodeAndModel(code=predicate["code"], model=predicate["model"]),
         created=predicate["created"],
         fingerprint=Fingerprint.from_json(predicate["fingerprint"]),
         parts=parts,

@@ -1,12 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rollback marks: for each variant, the newest artifact that a node has used.
+"""Rollback marks: for each variant, the newest artifacts that a node has used.
 
 A signature proves that an artifact is good, not that it is the latest. If someone with write access
 to a store deleted the newest statement, replicas would use an older artifact. So when a
 starting replica accepts an artifact, it writes the artifact's signed creation time to a small file,
-the mark. There is one mark for each store, deployment and fingerprint. The marks are in a private
-folder next to the node cache.
+the mark. There is one mark for each store, application, deployment and fingerprint. A mark has a
+time for each code and model, because a replica may prefer an older artifact that matches its code
+and model more closely (`code_and_model.find_newer_used`). The marks are in a private folder next to
+the node cache.
 
 A new node has no marks, and accepts any artifact. A node whose mark was removed must not look like
 a new node. So each mark has a record, an empty file among the blobs of the node cache. A new node
@@ -20,13 +22,16 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from serve_warm import _private_folders
 from serve_warm._records import record
 from serve_warm._regular_files import open_regular, read_regular
+from serve_warm.artifact.code_and_model import CodeAndModel
 from serve_warm.errors import ArtifactRefused
 from serve_warm.trust.envelope import parse_json
 
@@ -35,6 +40,10 @@ logger = logging.getLogger(__name__)
 MAX_MARKS = 1000
 """Maximum number of marks. The least recently written marks are removed first."""
 
+MAX_USED = 64
+"""Maximum number of codes and models in one mark. Those of the oldest artifacts are removed first,
+because only a newer artifact can make another one a rollback."""
+
 _SUFFIX = ".json"
 _RECORD_SUFFIX = ".lock"
 _MAX_MARK_BYTES = 1 << 16
@@ -42,11 +51,12 @@ _MAX_MARK_BYTES = 1 << 16
 
 @record(frozen=True, kw_only=True)
 class Variant:
-    """The store, deployment and fingerprint of a mark."""
+    """The store, application, deployment and fingerprint of a mark."""
 
     store: str
     """The store's address, as the store reports it. Artifacts of different stores are not
     compared."""
+    application: str
     deployment: str
     fingerprint: str
     """The key of the fingerprint."""
@@ -88,12 +98,8 @@ class NewestSeen:
         mark, record = self.folder / variant.file_name, self.node_cache / variant.record_name
         return os.path.lexists(record) and not os.path.lexists(mark)
 
-    def created(self, variant: Variant) -> str:
-        """Return the signed creation time in the mark; empty if there is no usable mark."""
-        return self.find_created(variant) or ""
-
-    def find_created(self, variant: Variant) -> str | None:
-        """Return the signed creation time in the mark; empty if no mark was written.
+    def find_used(self, variant: Variant) -> dict[CodeAndModel, str] | None:
+        """Return when the newest used artifact was created, by code and model; empty without mark.
 
         Return None if the mark was removed, cannot be read, or is not trusted. A mark is not
         trusted if other users could have removed the mark, written it, or created its folder.
@@ -105,9 +111,9 @@ class NewestSeen:
         try:
             _private_folders.check_private(self.folder, "the folder with the rollback marks")
             mark = self.folder / variant.file_name
-            fields = parse_json(read_regular(mark, max_bytes=_MAX_MARK_BYTES))
+            return _read_used(parse_json(read_regular(mark, max_bytes=_MAX_MARK_BYTES)))
         except FileNotFoundError:
-            return ""
+            return {}
         except (OSError, ValueError, ArtifactRefused) as error:
             logger.warning(
                 "cannot read the rollback mark (this node's record of the newest artifact), so "
@@ -115,10 +121,8 @@ class NewestSeen:
                 error,
             )
             return None
-        created = fields.get("created") if isinstance(fields, dict) else None
-        return created if isinstance(created, str) else None
 
-    def note(self, variant: Variant, created: str) -> None:
+    def note(self, variant: Variant, made_of: CodeAndModel, created: str) -> None:
         """Write an accepted artifact's signed creation time to the mark, unless the mark is newer.
 
         Best effort: logs a warning if the mark cannot be written.
@@ -132,8 +136,9 @@ class NewestSeen:
             try:
                 # Two starts may run at once with different artifacts. The newer time must stay.
                 fcntl.flock(folder, fcntl.LOCK_EX)
-                if self.created(variant) < created:
-                    self._write(variant, created)
+                used = self.find_used(variant) or {}
+                if used.get(made_of, "") < created:
+                    self._write(variant, {**used, made_of: created})
                 self._record(variant)
             finally:
                 os.close(folder)
@@ -144,8 +149,10 @@ class NewestSeen:
                 error,
             )
 
-    def _write(self, variant: Variant, created: str) -> None:
-        data = json.dumps({**asdict(variant), "created": created}, indent=1).encode()
+    def _write(self, variant: Variant, used: Mapping[CodeAndModel, str]) -> None:
+        newest = sorted(used.items(), key=lambda item: item[1])[-MAX_USED:]
+        times = [{**asdict(made_of), "created": created} for made_of, created in newest]
+        data = json.dumps({**asdict(variant), "used": times}, indent=1).encode()
         path = self.folder / variant.file_name
         _private_folders.write_beside(path, data, mode=0o600).replace(path)
         marks = sorted(
@@ -174,3 +181,14 @@ class NewestSeen:
             (self.node_cache / Variant(**variant).record_name).unlink()
         with suppress(FileNotFoundError):
             mark.unlink()
+
+
+def _read_used(mark: Any) -> dict[CodeAndModel, str]:
+    """Return the times in a mark; raise ValueError if the mark is damaged."""
+    try:
+        return {
+            CodeAndModel(code=each["code"], model=each["model"]): each["created"] + ""
+            for each in mark["used"]
+        }
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"a rollback mark is damaged: {error}") from error

@@ -12,7 +12,7 @@ from typing import Literal
 
 from serve_warm._records import record
 from serve_warm.artifact.blobs import BLOBS, blob_key
-from serve_warm.artifact.manifest import Manifest
+from serve_warm.artifact.manifest import Manifest, Place
 from serve_warm.artifact.statements import read_envelope, readable_manifest, statement_keys
 from serve_warm.errors import ArtifactRefused, ConfigError, ObjectNotFound
 from serve_warm.stores import Store, list_keys
@@ -71,6 +71,8 @@ class _StoredArtifact:
 def prune(
     store: Store,
     *,
+    application: str | None = None,
+    deployment: str | None = None,
     older_than_s: float | None = None,
     keep_newest: int = 1,
     in_use: Collection[str] = (),
@@ -78,6 +80,7 @@ def prune(
 ) -> Pruned:
     """Remove artifacts that are older than `older_than_s`; with `do="show"`, only report them.
 
+    If `application` or `deployment` is given, only artifacts with this name are removed.
     Of each variant, the newest `keep_newest` artifacts are kept. With `older_than_s=None`, only
     blobs that no statement names are removed.
 
@@ -93,7 +96,7 @@ def prune(
         StoreError: the store could not be read or written. The store is left consistent.
     """
     now_unix = time.time()
-    statements = statement_keys(store, None)
+    statements = statement_keys(store)
     if not statements and list_keys(store, BLOBS):
         raise ConfigError(
             f"{store.uri} has blobs but no statement, so it might not be a serve_warm store",
@@ -108,6 +111,8 @@ def prune(
             Removed(statement=entry.key, created=entry.manifest.created, torch=entry.torch)
             for entry in _without_newest(entries, keep_newest)
             if now_unix - entry.manifest.created_unix > older_than_s
+            and application in (None, entry.manifest.place.application)
+            and deployment in (None, entry.manifest.place.deployment)
         ]
     removed = tuple(item for item in chosen if item.statement not in kept)
     gone = {item.statement for item in removed}
@@ -175,9 +180,9 @@ def _without_newest(entries: Iterable[_StoredArtifact], keep: int) -> list[_Stor
 
     Two envelopes of one artifact count as one: an added signature is not a newer build.
     """
-    variants: dict[tuple[str, str], list[_StoredArtifact]] = {}
+    variants: dict[tuple[Place, str], list[_StoredArtifact]] = {}
     for entry in entries:
-        of = (entry.manifest.deployment, entry.manifest.fingerprint.key)
+        of = (entry.manifest.place, entry.manifest.fingerprint.key)
         variants.setdefault(of, []).append(entry)
     may_go = []
     for variant in variants.values():
@@ -230,7 +235,7 @@ def _without_new(
 
     A statement is new if its key is not in `seen`.
     """
-    new = [key for key in statement_keys(store, None) if key not in seen]
+    new = [key for key in statement_keys(store) if key not in seen]
     entries, _, foreign = _entries(store, new)
     if foreign is None:
         return []

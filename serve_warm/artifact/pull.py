@@ -4,8 +4,9 @@
 
 `pull` reads the statements of the deployment and records an outcome for each. It chooses a
 statement that is trusted and fits this machine and app. If there are several such statements, it
-chooses the statement with the latest signed creation time. In a store with very many statements,
-`pull` reads only statements that could be chosen (`reading_order`). Nothing from a store is trusted
+chooses the statement whose code and model match most closely, and among these the newest. In a
+store with very many statements, `pull` reads only statements that could be chosen
+(`reading_order`). Nothing from a store is trusted
 before its signature is checked, and nothing is unpacked before its digest is checked.
 
 A pull has three steps. `find_fitting` reads and verifies statements, `choose` picks one for this
@@ -17,6 +18,7 @@ predicts, and `confirm` makes the full choice later.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import threading
 import time
@@ -28,6 +30,7 @@ from typing import BinaryIO
 from serve_warm._records import record
 from serve_warm.artifact.blobs import download_part, unpack_part
 from serve_warm.artifact.choose import (
+    SHOWN_VARIANTS,
     Chosen,
     Considered,
     choose,
@@ -39,7 +42,8 @@ from serve_warm.artifact.choose import (
     weigh,
     with_trace,
 )
-from serve_warm.artifact.manifest import CACHE, check_caps
+from serve_warm.artifact.code_and_model import NOTHING_KNOWN, CodeAndModel
+from serve_warm.artifact.manifest import CACHE, Place, check_caps
 from serve_warm.artifact.node_cache import NodeCache
 from serve_warm.artifact.reading_order import ReadingOrder, list_statements
 from serve_warm.artifact.statements import (
@@ -48,7 +52,11 @@ from serve_warm.artifact.statements import (
     STATEMENTS,
     Read,
     Statement,
+    is_of_old_layout,
+    is_statement,
+    name_in_key,
     read_at_once,
+    read_place,
     statement_keys,
     verify_statement,
 )
@@ -62,6 +70,9 @@ logger = logging.getLogger(__name__)
 
 MAX_KEPT_BYTES = 8 << 20
 """Maximum size in bytes of the envelopes in memory that wait for the check of all signatures."""
+
+MAX_PAGES_ELSEWHERE = 20
+"""Maximum number of pages that are listed to say where a store has a deployment's artifacts."""
 
 
 @record(frozen=True, kw_only=True)
@@ -95,18 +106,20 @@ class Pulled(AbstractContextManager["Pulled"]):
 def pull(
     store: Store,
     *,
-    deployment: str,
+    place: Place,
     fingerprint: Fingerprint,
     trust: Trust,
     cache: NodeCache,
+    here: CodeAndModel = NOTHING_KNOWN,
     parts: Sequence[str] = (CACHE,),
     fetched: Callable[[], object] = lambda: None,
     given_up: threading.Event | None = None,
 ) -> Pulled:
-    """Return the newest trusted artifact that fits, with the named parts unpacked.
+    """Return the trusted artifact that fits best, with the named parts unpacked.
 
-    `fingerprint` describes this machine and app. Parts stream into `cache`, are hashed on arrival,
-    and are unpacked into unnamed files, so memory use does not grow with the size of the parts.
+    `fingerprint` describes this machine and app, and `here` its code and model. Parts stream into
+    `cache`, are hashed on arrival, and are unpacked into unnamed files, so memory use does not grow
+    with the size of the parts.
     `fetched` is called once all parts are on this node, before any part is unpacked. To cancel the
     pull, set `given_up` from another thread. The pull then ends at the store's next answer or piece
     of data.
@@ -119,24 +132,26 @@ def pull(
         StoreError: the store could not be read.
     """
     found = find_fitting(
-        store, deployment=deployment, trust=trust, given_up=given_up, fingerprint=fingerprint
+        store, place=place, trust=trust, given_up=given_up, fingerprint=fingerprint, here=here
     )
     candidates = weigh(found.statements, fingerprint, trust)
     warn_of_refused(candidates, uri=store.uri)
     if not found.is_complete:
         logger.warning(
-            "read %d statements for %r in %s, and skipped at least %d more: remove files that are "
+            "read %d statements for %s in %s, and skipped at least %d more: remove files that are "
             "not artifacts",
-            *(len(found.statements), deployment, store.uri, found.unread),
+            *(len(found.statements), place, store.uri, found.unread),
         )
-    chosen = choose(candidates)
+    chosen = choose(candidates, here)
     if chosen is None:
-        _refuse_missing_folder(store, deployment)
-        raise_none_fits(candidates, uri=store.uri, deployment=deployment, left=found.unread)
+        _refuse_missing_folder(store, place)
+        if not candidates:
+            _refuse_other_places(_TimedReader(store, given_up).pages(STATEMENTS), store.uri, place)
+        raise_none_fits(candidates, uri=store.uri, place=place, left=found.unread)
     return take(store, found, chosen, cache=cache, parts=parts, fetched=fetched, given_up=given_up)
 
 
-def _refuse_missing_folder(store: Store, deployment: str) -> None:
+def _refuse_missing_folder(store: Store, place: Place) -> None:
     """Raise ArtifactNotFound if the store is a folder that does not exist.
 
     If the same parent folder contains a store with a similar name, the hint does not recommend a
@@ -150,10 +165,38 @@ def _refuse_missing_folder(store: Store, deployment: str) -> None:
     if missing.near:
         raise ArtifactNotFound(f"{missing}; {missing.near}")
     raise ArtifactNotFound(
-        f"{store.uri} has no artifact for {deployment!r}: {missing}",
+        f"{store.uri} has no artifact for {place}: {missing}",
         hint="check the path and its mount, or build the first artifact: serve-warm build APP "
         f"--store {store.uri}",
     )
+
+
+def _refuse_other_places(pages: Iterator[Sequence[Listed]], uri: str, place: Place) -> None:
+    """Raise ArtifactNotFound if a store has the deployment elsewhere, and say where.
+
+    The artifacts are of another application, or of a version that kept no applications.
+    """
+    wanted, others, old = name_in_key(place.deployment), set[str](), False
+    for page in itertools.islice(pages, MAX_PAGES_ELSEWHERE):
+        for each in page:
+            folder = each.key.split("/")
+            old = old or (is_of_old_layout(each.key) and folder[1] == wanted)
+            if is_statement(each.key) and folder[2] == wanted:
+                others.add(read_place(each.key)[0])
+    if others:
+        names = ", ".join(map(repr, sorted(others)[:SHOWN_VARIANTS]))
+        raise ArtifactNotFound(
+            f"{uri} has no artifact for {place}, but has artifacts for {place.deployment!r} of "
+            f"other applications: {names}",
+            hint="if one of these is this application, set `application` to its name in "
+            f"user_config.warmup; otherwise, build an artifact: serve-warm build APP --store {uri}",
+        )
+    if old:
+        raise ArtifactNotFound(
+            f"{uri} has no artifact for {place}, except artifacts in the layout of an older "
+            f"version of serve_warm ({STATEMENTS}{wanted}/), which are not read",
+            hint=f"build an artifact again: serve-warm build APP --store {uri}",
+        )
 
 
 @record(frozen=True, kw_only=True)
@@ -175,15 +218,17 @@ class VerifiedStatements:
 def find_fitting(
     store: Store,
     *,
-    deployment: str,
+    place: Place,
     trust: Trust,
     fingerprint: Fingerprint | None,
+    here: CodeAndModel = NOTHING_KNOWN,
     given_up: threading.Event | None = None,
 ) -> VerifiedStatements:
     """Return the statements from which a starting replica of this deployment chooses.
 
     In a very large store, some statements of the deployment are left out: see `reading_order`. Pass
-    `fingerprint=None` if the fingerprint is not known yet.
+    `fingerprint=None` if the fingerprint is not known yet. `here` is the code and model of this
+    replica.
 
     Raises:
         StoreError: the store could not be listed. If a listed statement cannot be read, no error is
@@ -193,13 +238,20 @@ def find_fitting(
     began = time.perf_counter()
     source = _TimedReader(store, given_up)
     variant = None if fingerprint is None else fingerprint.key
-    listing = list_statements(source.pages, deployment, variant=variant)
+    listing = list_statements(source.pages, place, variant=variant)
     order = ReadingOrder(listing, variant=variant)
     statements: list[Statement] = []
 
     def note(statement: Statement) -> None:
         statements.append(statement)
-        order.note(statement, fits=fingerprint is not None and fits(statement, fingerprint, trust))
+        # An older statement may match more closely, unless this one already does.
+        is_closest = statement.readable is not None and (
+            statement.readable.manifest.made_of.closeness(here) == here.closeness(here)
+        )
+        order.note(
+            statement,
+            fits=is_closest and fingerprint is not None and fits(statement, fingerprint, trust),
+        )
 
     # Set aside: envelopes that need not be read again.
     kept: dict[str, Read] = {}
@@ -231,20 +283,31 @@ def find_fitting(
 
 
 def expect(
-    found: VerifiedStatements, *, fingerprint: Fingerprint, trust: Trust, unknown: Collection[str]
+    found: VerifiedStatements,
+    *,
+    fingerprint: Fingerprint,
+    trust: Trust,
+    unknown: Collection[str],
+    here: CodeAndModel = NOTHING_KNOWN,
 ) -> Chosen | str:
     """Return the artifact that a pull would choose if the `unknown` factors matched.
 
-    If a pull would choose no artifact, return a short reason. The pull itself reports the details.
+    `here` is what is known so far of the replica's code and model. If a pull would choose no
+    artifact, return a short reason. The pull itself reports the details.
     """
     candidates = weigh(found.statements, fingerprint, trust, unknown=unknown)
-    return choose(candidates) or say_why_none(candidates)
+    return choose(candidates, here) or say_why_none(candidates)
 
 
 def confirm(
-    pulled: Pulled, found: VerifiedStatements, *, fingerprint: Fingerprint, trust: Trust
+    pulled: Pulled,
+    found: VerifiedStatements,
+    *,
+    fingerprint: Fingerprint,
+    trust: Trust,
+    here: CodeAndModel = NOTHING_KNOWN,
 ) -> Pulled | None:
-    """Return `pulled` if the full fingerprint selects the same artifact from the found statements.
+    """Return `pulled` if everything that is known now selects the same artifact again.
 
     Return None otherwise, without logging, because the next pull reports the reason. Also return
     None if unread statements might be newer. The next pull knows the fingerprint, and therefore
@@ -253,7 +316,7 @@ def confirm(
     if not found.is_complete:
         return None
     candidates = weigh(found.statements, fingerprint, trust)
-    chosen = choose(candidates)
+    chosen = choose(candidates, here)
     if chosen is None or chosen.key != pulled.chosen.key:
         return None
     warn_of_refused(candidates, uri=pulled.store)
@@ -331,17 +394,22 @@ def _log(store: Store, pulled: Pulled) -> None:
 
 
 def explain(
-    store: Store, *, fingerprint: Fingerprint, trust: Trust, deployment: str | None = None
+    store: Store,
+    *,
+    fingerprint: Fingerprint,
+    trust: Trust,
+    application: str | None = None,
+    deployment: str | None = None,
 ) -> list[Considered]:
     """Return the outcome that a pull would record for each statement of a store or deployment.
 
-    The statement that a pull would choose comes first, then other accepted statements, then near
-    misses.
+    Accepted statements come first, the newest before others, then near misses.
 
     Raises:
         StoreError: the store could not be read.
     """
-    source, keys = _TimedReader(store), statement_keys(store, deployment)
+    keys = statement_keys(store, application=application, deployment=deployment)
+    source = _TimedReader(store)
     statements = [
         verify_statement(key, envelope, trust=trust, store=store.uri)
         for start in range(0, len(keys), READERS)

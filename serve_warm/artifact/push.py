@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The publication of artifacts in a store. A published artifact is never replaced.
 
-    statements/<deployment>/<variant>.dsse.json     the first published artifact
+    statements/<application>/<deployment>/<variant>.dsse.json     the first published artifact
     ...                    /<variant>-g2.dsse.json  an artifact that superseded the first
     ...                    /<variant>-s<8 hex>.dsse.json  the same artifact, different signatures
 
@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 from serve_warm._records import record
 from serve_warm.artifact.blobs import blob_key, check_stored, receive_part, unpack_part
 from serve_warm.artifact.choose import with_trace
-from serve_warm.artifact.manifest import Manifest, Part, check_caps
+from serve_warm.artifact.manifest import Manifest, Part, Place, check_caps
 from serve_warm.artifact.statements import (
     STATEMENT_SUFFIX,
     VARIANT,
     believe,
     check_place,
+    describe_filter,
     generation,
     payload_digest,
     rank,
@@ -137,7 +138,7 @@ def _is_there(store: Store, part: Part) -> bool:
         return False
 
 
-def find_published(store: Store, deployment: str, fingerprint: Fingerprint) -> list[str]:
+def find_published(store: Store, place: Place, fingerprint: Fingerprint) -> list[str]:
     """Return the keys of all statements for this variant, by any signer.
 
     Each statement comes after the statements that it superseded.
@@ -145,12 +146,12 @@ def find_published(store: Store, deployment: str, fingerprint: Fingerprint) -> l
     Raises:
         StoreError: the store could not be read.
     """
-    prefix = f"{statements_of(deployment)}{fingerprint.key}"
+    prefix = f"{statements_of(place)}{fingerprint.key}"
     return sorted(filter(VARIANT.search, list_keys(store, prefix)), key=generation)
 
 
 def already_published(
-    store: Store, deployment: str, fingerprint: Fingerprint, key: str
+    store: Store, place: Place, fingerprint: Fingerprint, key: str
 ) -> AlreadyPublished:
     """Return an AlreadyPublished error for the variant whose statement has this key."""
     what = "it cannot be read"
@@ -158,9 +159,11 @@ def already_published(
         there = Manifest.from_statement(Envelope.parse(read_envelope(store, key)).payload)
         what = f"created {there.created}"
     return AlreadyPublished(
-        f"{store.uri} already has variant {fingerprint.key} of {deployment!r}, as {key} ({what})",
-        hint="a published artifact is never replaced: publish under another prefix, or pass "
-        "--if-published supersede. `serve-warm build` also accepts --if-published keep",
+        f"{store.uri} already has variant {fingerprint.key} of {place}, as {key} ({what})",
+        hint="if it is an older artifact of your application, pass --if-published supersede: the "
+        "new artifact is added, and replicas take the one that fits their code and model best. If "
+        "it belongs to another application, give yours another name: set `application` in "
+        "user_config.warmup. `serve-warm build` also accepts --if-published keep",
         statement=key,
     )
 
@@ -173,7 +176,7 @@ def _place(
     taken: list[str] = []
     same: list[str] = []
     last_created = ""
-    for key in find_published(store, manifest.deployment, manifest.fingerprint):
+    for key in find_published(store, manifest.place, manifest.fingerprint):
         try:
             there = read_envelope(store, key)
             found = Envelope.parse(there).payload
@@ -187,15 +190,15 @@ def _place(
         (same if found == payload else taken).append(key)
     if same:
         return _find_resigned(same[0], envelope), False
-    stem = f"{statements_of(manifest.deployment)}{manifest.fingerprint.key}"
+    stem = f"{statements_of(manifest.place)}{manifest.fingerprint.key}"
     if not taken:
         return f"{stem}{STATEMENT_SUFFIX}", True
     if on_taken == "refuse":
-        raise already_published(store, manifest.deployment, manifest.fingerprint, taken[-1])
+        raise already_published(store, manifest.place, manifest.fingerprint, taken[-1])
     if manifest.created <= last_created:
         raise AlreadyPublished(
             f"this artifact (created {manifest.created}) is not newer than variant "
-            f"{manifest.fingerprint.key} of {manifest.deployment!r} in {store.uri} (created "
+            f"{manifest.fingerprint.key} of {manifest.place} in {store.uri} (created "
             f"{last_created}): replicas would keep loading the artifact in the store",
             hint="build again on a machine with a correct clock, or publish under another prefix",
             statement=taken[-1],
@@ -223,7 +226,12 @@ class SigningResult:
 
 
 def sign(
-    store: Store, keys: Sequence[Ed25519PrivateKey], *, trust: Trust, deployment: str | None = None
+    store: Store,
+    keys: Sequence[Ed25519PrivateKey],
+    *,
+    trust: Trust,
+    application: str | None = None,
+    deployment: str | None = None,
 ) -> SigningResult:
     """Add signatures by `keys` to a store's artifacts. The result has the new statements' keys.
 
@@ -238,7 +246,7 @@ def sign(
         ConfigError: no key was given.
         StoreError: the store could not be read or written.
     """
-    found, others, refused = _all_vouched(store, deployment, trust)
+    found, others, refused = _all_vouched(store, application, deployment, trust)
     vouched = {each.verified.digest for each in found if each.verified.how != "unsigned_ok"}
     refused += [_refuse_unsigned(each) for each in found if each.verified.digest not in vouched]
     found = [each for each in found if each.verified.digest in vouched]
@@ -287,14 +295,16 @@ def copy(
     target: Store,
     *,
     trust: Trust,
+    application: str | None = None,
     deployment: str | None = None,
     on_taken: OnTaken = "refuse",
 ) -> SigningResult:
     """Copy signed artifacts unchanged. The result has the keys of the copied statements.
 
-    If `deployment` is given, only artifacts of this deployment are copied. Only the newest artifact
-    of each variant is copied, with all its signatures. Every artifact is checked first: signature,
-    statement, sizes, digests, unpacking. An artifact is skipped if `trust` refuses it, or if its
+    If `application` or `deployment` is given, only artifacts with this name are copied. Only the
+    newest artifact of each variant is copied, with all its signatures. Every artifact is checked
+    first: signature, statement, sizes, digests, unpacking. An artifact is skipped if `trust`
+    refuses it, or if its
     parts do not match its statement.
 
     Raises:
@@ -304,9 +314,9 @@ def copy(
             that were copied before this error stay in the target.
         StoreError: one of the stores could not be read or written.
     """
-    found, _, refused = _all_vouched(source, deployment, trust)
+    found, _, refused = _all_vouched(source, application, deployment, trust)
     found.sort(key=lambda each: rank(each.manifest.created, each.key))
-    newest = {(each.manifest.deployment, each.manifest.fingerprint.key): each for each in found}
+    newest = {(each.manifest.place, each.manifest.fingerprint.key): each for each in found}
     copied: list[str] = []
     for chosen in newest.values():
         with ExitStack() as opened:
@@ -341,7 +351,7 @@ class _Vouched:
 
 
 def _all_vouched(
-    store: Store, deployment: str | None, trust: Trust
+    store: Store, application: str | None, deployment: str | None, trust: Trust
 ) -> tuple[list[_Vouched], set[bytes], list[ArtifactRefused]]:
     """Return the trusted statements, the refused envelopes, and the reasons for the refusals.
 
@@ -354,7 +364,7 @@ def _all_vouched(
         ArtifactRefused: no statement is trusted.
     """
     found, refused = [], []
-    for key in statement_keys(store, deployment):
+    for key in statement_keys(store, application=application, deployment=deployment):
         envelope = b""
         try:
             envelope = read_envelope(store, key)
@@ -374,12 +384,12 @@ def _all_vouched(
         if payload_digest(envelope) not in digests
     ]
     if not found:
-        raise reasons[0] if reasons else _nothing(store, deployment)
+        raise reasons[0] if reasons else _nothing(store, application, deployment)
     return found, {envelope for _, envelope, _ in refused}, reasons
 
 
-def _nothing(store: Store, deployment: str | None) -> ArtifactNotFound:
+def _nothing(store: Store, application: str | None, deployment: str | None) -> ArtifactNotFound:
     return ArtifactNotFound(
-        f"{store.uri} has no artifact" + (f" for {deployment!r}" if deployment else ""),
+        f"{store.uri} has no artifact{describe_filter(application, deployment)}",
         hint="list the artifacts of a store with: serve-warm inspect",
     )

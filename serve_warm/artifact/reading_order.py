@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from serve_warm._records import record
+from serve_warm.artifact.manifest import Place
 from serve_warm.artifact.statements import (
     STATEMENT_SUFFIX,
     Statement,
@@ -67,13 +68,13 @@ class ListedStatements:
     is_whole: bool
 
 
-def list_statements(pages: Pages, deployment: str, *, variant: str | None) -> ListedStatements:
+def list_statements(pages: Pages, place: Place, *, variant: str | None) -> ListedStatements:
     """List the statements of a deployment; always include those with `variant` in their name.
 
     Raises:
         StoreError: the store could not be read.
     """
-    prefix = statements_of(deployment)
+    prefix = statements_of(place)
     listing = _list(pages(prefix))
     if listing.is_whole or variant is None:
         return listing
@@ -158,7 +159,10 @@ class ReadingOrder:
         self._work_bytes += work_bytes
 
     def note(self, statement: Statement, *, fits: bool) -> None:
-        """Record the signed creation time of a statement that was read and is trusted."""
+        """Record the signed creation time of a statement that was read and is trusted.
+
+        `fits` says whether only a newer statement could be chosen instead.
+        """
         if statement.readable is None:
             return
         signed_unix = statement.readable.manifest.created_unix

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The statements in a store: their keys, and how statements are read and verified.
 
-    statements/<deployment>/<variant>.dsse.json     one signed artifact
+    statements/<application>/<deployment>/<variant>.dsse.json     one signed artifact
 
 Nothing from a store is trusted before the signature is checked.
 """
@@ -18,7 +18,7 @@ from dataclasses import InitVar
 
 from serve_warm._daemon_threads import begin
 from serve_warm._records import record
-from serve_warm.artifact.manifest import Manifest
+from serve_warm.artifact.manifest import Manifest, Place
 from serve_warm.errors import ArtifactRefused, ObjectTooLarge, StoreError
 from serve_warm.stores import Store, list_keys
 from serve_warm.trust import Trust
@@ -51,31 +51,65 @@ Read = bytes | StoreError | ArtifactRefused
 """The bytes of a statement in a store, or the error from reading the statement."""
 
 
-def statement_keys(store: Store, deployment: str | None) -> list[str]:
-    """Return the keys of all statements, or of one deployment's statements, trusted or not.
+def statement_keys(
+    store: Store, *, application: str | None = None, deployment: str | None = None
+) -> list[str]:
+    """Return the keys of all statements, or of one application or deployment, trusted or not.
 
     Raises:
         StoreError: the store could not be read.
     """
-    prefix = STATEMENTS if deployment is None else statements_of(deployment)
-    return [key for key in list_keys(store, prefix) if is_statement(key)]
+    prefix = STATEMENTS if application is None else f"{STATEMENTS}{name_in_key(application)}/"
+    if application is not None and deployment is not None:
+        prefix += f"{name_in_key(deployment)}/"
+    wanted = None if deployment is None else name_in_key(deployment)
+    return [
+        key
+        for key in list_keys(store, prefix)
+        if is_statement(key) and wanted in (None, key.split("/")[2])
+    ]
+
+
+def describe_filter(application: str | None, deployment: str | None) -> str:
+    """Return text for a message about some statements of a store; empty for all of them."""
+    text = f" for {deployment!r}" if deployment is not None else ""
+    return text if application is None else f"{text} of application {application!r}"
 
 
 def is_statement(key: str) -> bool:
     """Return whether a key below `statements/` belongs to a statement."""
     # A key with more folders belongs to no deployment.
+    return key.endswith(STATEMENT_SUFFIX) and key.count("/") == 3
+
+
+def is_of_old_layout(key: str) -> bool:
+    """Return whether a key is of a version that kept no applications: `statements/NAME/...`."""
     return key.endswith(STATEMENT_SUFFIX) and key.count("/") == 2
 
 
-def statements_of(deployment: str) -> str:
+def statements_of(place: Place) -> str:
     """Return the key prefix of a deployment's statements; it is readable and unique."""
-    name = urllib.parse.quote(deployment, safe="", errors="surrogatepass")
+    return f"{STATEMENTS}{name_in_key(place.application)}/{name_in_key(place.deployment)}/"
+
+
+def read_place(key: str) -> tuple[str, str]:
+    """Return the application and deployment in a statement's key, which anyone can choose.
+
+    A name that is too long for a key is returned as it is in the key.
+    """
+    application, deployment = map(urllib.parse.unquote, key.split("/")[1:3])
+    return application, deployment
+
+
+def name_in_key(name: str) -> str:
+    """Return the name of an application or a deployment as one component of a key."""
+    name = urllib.parse.quote(name, safe="", errors="surrogatepass")
     # Names in a key must not begin with a dot, and quoting keeps dots. No other name gives %2E.
     name = f"%2E{name[1:]}" if name.startswith(".") else name
     if len(name) > 200:
         # Quoting never produces %~, so no short name can give this result.
         name = f"{name[:100]}%~{hashlib.sha256(name.encode()).hexdigest()}"
-    return f"{STATEMENTS}{name}/"
+    return name
 
 
 def variant_of(key: str) -> str:
@@ -99,18 +133,18 @@ def rank(created: str, key: str) -> tuple[str, int, str]:
 
 
 def check_place(manifest: Manifest, key: str) -> None:
-    """Refuse a statement that is stored under another deployment.
+    """Refuse a statement that is stored under another application or deployment.
 
     Raises:
         ArtifactRefused: `bad_statement`.
     """
     prefix = key[: key.rfind("/") + 1]
-    if statements_of(manifest.deployment) != prefix:
+    if statements_of(manifest.place) != prefix:
         raise ArtifactRefused(
-            f"the statement is for {manifest.deployment!r} but is stored under {prefix}",
+            f"the statement is for {manifest.place} but is stored under {prefix}",
             reason="bad_statement",
-            hint="an artifact cannot be copied to another deployment: build an artifact for that "
-            "deployment",
+            hint="an artifact cannot be copied to another application or deployment: build an "
+            "artifact for that deployment",
         )
 
 
@@ -181,9 +215,9 @@ def verify_statement(
 ) -> Statement:
     """Return a statement with the result of the checks that do not depend on the machine.
 
-    The checks are size, signature, format and deployment. `store` is the address of the store that
-    the envelope was read from. With `check="named"`, the envelope may have been read with a smaller
-    size limit, and the result may not be final.
+    The checks are size, signature, format, application and deployment. `store` is the address of
+    the store that the envelope was read from. With `check="named"`, the envelope may have been read
+    with a smaller size limit, and the result may not be final.
     """
     opened: Envelope | None = None
     try:

@@ -22,7 +22,7 @@ from serve_warm._redaction import excerpt
 from serve_warm.artifact.archive import check_directory
 from serve_warm.artifact.blobs import receive_part, unpack_part
 from serve_warm.artifact.choose import with_trace
-from serve_warm.artifact.manifest import DIRECTORY_PARTS, PROVENANCE, Manifest, check_caps
+from serve_warm.artifact.manifest import DIRECTORY_PARTS, PROVENANCE, Manifest, Place, check_caps
 from serve_warm.artifact.push import OnTaken, SigningResult, find_published, publish_envelope
 from serve_warm.artifact.statements import (
     believe,
@@ -50,7 +50,7 @@ published variant."""
 
 
 MAX_UNSIGNED = 64
-"""One call accepts at most this many statements of a deployment. A build makes one statement for
+"""One call accepts at most this many statements of a place. A build makes one statement for
 each rank."""
 
 CLOCK_SKEW_S = 600.0
@@ -63,14 +63,14 @@ def sign_unsigned(
     keys: Sequence[Ed25519PrivateKey],
     *,
     trust: Trust,
-    deployment: str,
+    place: Place,
     provenance: Mapping[str, str] = MappingProxyType({}),
     on_taken: OfPublished = "refuse",
 ) -> SigningResult:
     """Check the unsigned artifacts in `source`, sign them, and publish them to `target`.
 
-    Anyone who can write to `source` controls the signed content, but not its deployment or origin.
-    Artifacts of another `deployment` are skipped, and `provenance` replaces the origin that the
+    Anyone who can write to `source` controls the signed content, but not its place or origin.
+    Artifacts of another `place` are skipped, and `provenance` replaces the origin that the
     build recorded. The limits of `trust` apply. If `trust` has keys, it must accept the new
     statement in `target`. So this function raises an error instead of publishing an artifact that
     replicas with these keys would refuse.
@@ -86,7 +86,7 @@ def sign_unsigned(
         ConfigError: no key was given.
         StoreError: one of the stores could not be read or written.
     """
-    seen = _list_few(source, deployment)
+    seen = _list_few(source, place)
     left: list[tuple[Manifest, bytes, OnTaken]] = []
     kept = 0
     for manifest in _read_gang(source, seen, trust, provenance):
@@ -114,11 +114,11 @@ def sign_unsigned(
     return SigningResult(statements=tuple(statements), unchanged=kept, refused=())
 
 
-def _list_few(source: Store, deployment: str) -> list[str]:
-    seen = statement_keys(source, deployment)
+def _list_few(source: Store, place: Place) -> list[str]:
+    seen = statement_keys(source, application=place.application, deployment=place.deployment)
     if len(seen) > MAX_UNSIGNED:
         raise ArtifactRefused(
-            f"{source.uri} has {len(seen)} artifacts for {deployment!r}, and `serve-warm sign` "
+            f"{source.uri} has {len(seen)} artifacts for {place}, and `serve-warm sign` "
             f"accepts at most {MAX_UNSIGNED}; a build makes only one for each rank",
             reason="too_large",
             hint="find out who wrote to this folder, then build into an empty folder",
@@ -230,7 +230,7 @@ def _check_parts(manifest: Manifest, stored: dict[str, BinaryIO]) -> None:
 
 def _is_published(target: Store, manifest: Manifest, trust: Trust) -> bool:
     """Return whether the store has a trusted artifact of this variant."""
-    for key in find_published(target, manifest.deployment, manifest.fingerprint):
+    for key in find_published(target, manifest.place, manifest.fingerprint):
         try:
             verified = verify(read_envelope(target, key), trust, store=target.uri)
             believe(verified, trust)

@@ -16,6 +16,8 @@ import yaml
 
 from serve_warm._records import record
 from serve_warm._regular_files import read_regular
+from serve_warm.artifact.manifest import Place
+from serve_warm.config import WarmupConfig, environment, resolve
 from serve_warm.errors import ConfigError
 from serve_warm.trust.files import load_trust
 
@@ -46,7 +48,9 @@ class App:
     """The options in the YAML, by deployment name."""
     runtime_env: Mapping[str, Any]
     """The application's runtime environment, from the YAML."""
-    deployment: str
+    place: Place
+    """The application and deployment that the artifact is kept for. The application's name is not
+    the name under which Serve runs it."""
     trust: Trust | None
     """Trust settings in the deployment's class; None if the trust files of the machine apply."""
     num_cpus: float
@@ -54,9 +58,17 @@ class App:
     """
     replicas: int = 1
     """Number of replicas of the deployment that start together: the size of its gang, or 1."""
+    application: str | None = None
+    """Name of the application for this command's replicas, in place of the setting's; None to use
+    the setting."""
     subclass: Callable[[type], type] | None = None
     """Returns the class that replicas use instead of the deployment's class; None to use the
     deployment's class itself."""
+
+    @property
+    def deployment(self) -> str:
+        """The name of the selected deployment."""
+        return self.place.deployment
 
     def known_trust(self) -> Trust:
         """Return the class's trust settings, or the settings from this machine's trust files."""
@@ -112,7 +124,8 @@ class App:
         options["ray_actor_options"] = actor
         if deployment.name == self.deployment:
             user_config = dict(options.get("user_config", deployment.user_config) or {})
-            section = {**dict(user_config.get("warmup") or {}), **settings}
+            named = {} if self.application is None else {"application": self.application}
+            section = {**dict(user_config.get("warmup") or {}), **settings, **named}
             options["user_config"] = {**user_config, "warmup": section}
             if self.subclass is not None:
                 options["func_or_class"] = self.subclass(deployment.func_or_class)
@@ -163,10 +176,45 @@ class Application:
         override = self.overrides.get(deployment, {})
         return override[name] if name in override else getattr(self.deployments[deployment], name)
 
-    def app(self, deployment: str | None = None) -> App:
+    def runtime_env_of(self, deployment: str) -> Mapping[str, Any]:
+        """Return the runtime environment of a deployment's replicas."""
+        actor = self.option(deployment, "ray_actor_options") or {}
+        own: Mapping[str, Any] | None = actor.get("runtime_env")
+        return self.runtime_env if own is None else own
+
+    def settings(self, deployment: str, environ: Mapping[str, str]) -> WarmupConfig:
+        """Return the warm-up settings that a replica will have.
+
+        Raises:
+            ConfigError: a setting is unknown, or its value is out of range.
+        """
+        return resolve(
+            self.warming[deployment].warmup_config,
+            user_config=self.option(deployment, "user_config"),
+            environ={**environ, **(self.runtime_env_of(deployment).get("env_vars") or {})},
+        )
+
+    def place(
+        self, deployment: str, environ: Mapping[str, str], *, application: str | None = None
+    ) -> Place:
+        """Return the application and deployment that a replica's artifacts are kept for.
+
+        `application` replaces the name from the settings.
+
+        Raises:
+            ConfigError: a setting is unknown, or its value is out of range.
+        """
+        from serve_warm.replica.serve.application import name_application
+
+        configured = application or self.settings(deployment, environ).application
+        name = name_application(self.warming[deployment], configured)
+        return Place(application=name, deployment=deployment)
+
+    def app(self, deployment: str | None = None, *, application: str | None = None) -> App:
         """Return the application with one deployment selected.
 
-        Without a name, the only deployment with WarmupMixin is selected.
+        Without a name, the only deployment with WarmupMixin is selected. `application` replaces the
+        name that artifacts are kept for.
 
         Raises:
             ConfigError: the named deployment does not use WarmupMixin; or no name is given, and
@@ -204,7 +252,8 @@ class Application:
             bound=self.bound,
             overrides=self.overrides,
             runtime_env=self.runtime_env,
-            deployment=deployment,
+            application=application,
+            place=self.place(deployment, environment(), application=application),
             trust=classes[deployment].warmup_trust,
             num_cpus=sum(size * self._num_cpus(name) for name, size in sizes.items()),
             replicas=sizes[deployment],
@@ -216,14 +265,14 @@ class Application:
         return float((options or {}).get("num_cpus", 1))
 
 
-def load_app(target: str, *, deployment: str | None = None) -> App:
+def load_app(target: str, *, deployment: str | None = None, application: str | None = None) -> App:
     """Return the application of a Serve YAML or `module:app`, with one deployment selected.
 
     Raises:
         ConfigError: the file, module or deployment does not exist, or no name is given and several
             deployments use WarmupMixin. The message lists the possible deployments.
     """
-    return load_application(target).app(deployment)
+    return load_application(target).app(deployment, application=application)
 
 
 def load_application(target: str) -> Application:

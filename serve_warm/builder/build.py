@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from serve_warm._records import record
 from serve_warm.artifact.blobs import pack_part
+from serve_warm.artifact.code_and_model import CodeAndModel
 from serve_warm.artifact.manifest import ACCEPTED, FORMAT, PROVENANCE, Manifest, utc_now
 from serve_warm.builder import round_trips
 from serve_warm.builder.app import App
@@ -103,6 +104,8 @@ def build(
     return Built(
         published="kept" if keep else "new",
         store=store.uri,
+        application=app.place.application,
+        deployment=app.deployment,
         statement=statements[0],
         ranks=tuple(statements) if len(statements) > 1 else (),
         variant=manifests[0].fingerprint.key,
@@ -269,7 +272,8 @@ def _manifest(
         stored[name] = data
     manifest = Manifest(
         format=FORMAT,
-        deployment=app.deployment,
+        place=app.place,
+        made_of=CodeAndModel(**packed["made_of"]),
         created=utc_now(),
         fingerprint=Fingerprint.from_json(packed["fingerprint"]),
         parts=tuple(parts),
@@ -322,6 +326,9 @@ class Built:
     """`kept` means that the variant was already published, and the published artifact passed its
     round trip."""
     store: str
+    application: str
+    """Name of the application that the artifact is kept for."""
+    deployment: str
     statement: str
     """The key of the statement. For a gang, `statement`, `variant` and both reports belong to
     the first rank."""

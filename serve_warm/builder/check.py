@@ -16,6 +16,7 @@ from typing import Any
 
 from serve_warm._daemon_threads import begin
 from serve_warm._store_address import folder_of, is_relative
+from serve_warm.artifact.manifest import Place
 from serve_warm.artifact.statements import STATEMENTS, statement_keys
 from serve_warm.builder.app import (
     Application,
@@ -25,7 +26,6 @@ from serve_warm.builder.app import (
 )
 from serve_warm.builder.check_inputs import check_inputs
 from serve_warm.builder.problems import CheckFindings, Problem
-from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, StoreError, did_you_mean, nearest
 from serve_warm.replica.serve.loop_blocks import MOST_FAILED
 from serve_warm.stores import find_missing_folder, open_store
@@ -78,8 +78,8 @@ def check_application(
     for name in _names(application, deployment):
         longest_s = 0.0
         try:
-            settings = resolve_settings(application, name, environ)
-            if MOST_FAILED not in (_runtime_env(application, name).get("env_vars") or {}):
+            settings = application.settings(name, environ)
+            if MOST_FAILED not in (application.runtime_env_of(name).get("env_vars") or {}):
                 longest_s = settings.input_deadline_s
         except ConfigError as error:
             where = f"{name}: user_config.warmup"
@@ -92,27 +92,6 @@ def check_application(
 def _names(application: Application, deployment: str | None) -> list[str]:
     names = list(application.warming)
     return names if deployment is None else [name for name in names if name == deployment]
-
-
-def resolve_settings(
-    application: Application, deployment: str, environ: Mapping[str, str]
-) -> WarmupConfig:
-    """Return the warm-up settings that a replica will have.
-
-    Raises:
-        ConfigError: a setting is unknown, or its value is out of range.
-    """
-    return resolve(
-        application.warming[deployment].warmup_config,
-        user_config=application.option(deployment, "user_config"),
-        environ={**environ, **(_runtime_env(application, deployment).get("env_vars") or {})},
-    )
-
-
-def _runtime_env(application: Application, deployment: str) -> Mapping[str, Any]:
-    actor = application.option(deployment, "ray_actor_options") or {}
-    own: Mapping[str, Any] | None = actor.get("runtime_env")
-    return application.runtime_env if own is None else own
 
 
 # Names and keys ---------------------------------------------------------------------------------
@@ -229,7 +208,8 @@ def check_store(
         return checked
     where = f"{deployment}: artifact {uri}"
     try:
-        found = ask_store(uri, deployment)
+        place = application.place(deployment, environ)
+        found = ask_store(uri, place)
     except (ConfigError, StoreError) as error:
         fix = error.hint or "check the address, the network and the credentials"
         return checked + CheckFindings(
@@ -244,7 +224,7 @@ def check_store(
         )
     empty = Problem(
         where=where,
-        what=f"the store has no artifact for {deployment!r}, so the replicas of this "
+        what=f"the store has no artifact for {place}, so the replicas of this "
         "deployment compile at each start",
         fix=f"serve-warm build {application.target} --store {uri}",
     )
@@ -271,7 +251,7 @@ def compare_stores(
         )
         checked += CheckFindings(problems=(found,))
     if is_relative(uri):
-        in_copy = "working_dir" in _runtime_env(application, deployment)
+        in_copy = "working_dir" in application.runtime_env_of(deployment)
         place = "Ray's copy of working_dir" if in_copy else "the replica's working directory"
         found = Problem(
             where=where,
@@ -286,7 +266,7 @@ def compare_stores(
 
 def _artifact(application: Application, deployment: str, environ: Mapping[str, str]) -> str | None:
     try:
-        settings = resolve_settings(application, deployment, environ)
+        settings = application.settings(deployment, environ)
     except ConfigError:
         return None  # another check reports the error
     return settings.artifact if settings.enabled else None
@@ -308,8 +288,8 @@ def _is_same_store(uri: str, other: str) -> bool:
     return os.path.realpath(folder) == os.path.realpath(other_folder)
 
 
-def ask_store(uri: str, deployment: str) -> list[str]:
-    """Return the keys of the statements that a store has for a deployment.
+def ask_store(uri: str, place: Place) -> list[str]:
+    """Return the keys of the statements that a store has for a deployment of an application.
 
     Raises:
         ConfigError: `uri` is not the address of a store.
@@ -320,7 +300,10 @@ def ask_store(uri: str, deployment: str) -> list[str]:
     if missing is not None and missing.is_file:
         raise StoreError(f"{missing}, but a store must be a folder", hint="use a folder")
     # In a daemon thread, because a store that never answers must not keep the process alive.
-    asking = begin(lambda: statement_keys(store, deployment), name="serve_warm-check")
+    asking = begin(
+        lambda: statement_keys(store, application=place.application, deployment=place.deployment),
+        name="serve_warm-check",
+    )
     if not wait([asking], timeout=STORE_LIMIT_S).done:
         raise StoreError(
             f"{store.uri} did not answer within {STORE_LIMIT_S:.0f} s",

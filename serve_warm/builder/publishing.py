@@ -29,10 +29,15 @@ class Destination:
     """The store that a build publishes to, and the rule for variants that are already there."""
 
     store: Store
-    if_published: OfPublished = "refuse"
+    if_published: OfPublished
     """What to do if the store already has the variant. `refuse` fails. `keep` publishes nothing,
     but tests the artifact that is already in the store. `supersede` publishes the new artifact
     beside the old one."""
+
+    @classmethod
+    def of(cls, store: Store, if_published: OfPublished = "refuse") -> Destination:
+        """Return the destination with the given rule."""
+        return cls(store=store, if_published=if_published)
 
     def refuse_early(self, app: App) -> Look:
         """Return a function that raises if the variant of a starting replica is already published.
@@ -53,9 +58,9 @@ class Destination:
                 if fingerprint.key in asked:
                     continue
                 asked.add(fingerprint.key)
-                there = push.find_published(self.store, app.deployment, fingerprint)
+                there = push.find_published(self.store, app.place, fingerprint)
                 if there:
-                    raise push.already_published(self.store, app.deployment, fingerprint, there[-1])
+                    raise push.already_published(self.store, app.place, fingerprint, there[-1])
 
         return look
 
@@ -71,7 +76,7 @@ class Destination:
         if self.if_published == "supersede":
             return "supersede"
         there = [
-            push.find_published(self.store, made.deployment, made.fingerprint) for made in manifests
+            push.find_published(self.store, made.place, made.fingerprint) for made in manifests
         ]
         # All variants of a gang are kept, or none.
         if self.if_published == "keep" and all(there):
@@ -79,14 +84,20 @@ class Destination:
         for manifest, before in zip(manifests, there, strict=True):
             if before:
                 raise push.already_published(
-                    self.store, manifest.deployment, manifest.fingerprint, before[-1]
+                    self.store, manifest.place, manifest.fingerprint, before[-1]
                 )
         return "refuse"
 
 
 def find_manifests(store: Store, app: App, statements: Collection[str]) -> list[Manifest | None]:
     """Return the manifests of an app's artifacts in a store; None for an unreadable manifest."""
-    there = catalog.describe(store, app.known_trust(), deployment=app.deployment)
+    place = app.place
+    there = catalog.describe(
+        store,
+        app.known_trust(),
+        application=place.application,
+        deployment=place.deployment,
+    )
     return [item.manifest for item in there if item.statement in statements]
 
 

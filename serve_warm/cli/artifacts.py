@@ -12,30 +12,39 @@ import click
 from serve_warm.artifact import catalog
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.artifact.push import OnTaken, copy
+from serve_warm.artifact.statements import describe_filter
 from serve_warm.cli import NO, screen
 from serve_warm.errors import did_you_mean
 from serve_warm.stores import Store, open_existing_store, open_store
 from serve_warm.trust.files import load_trust
+
+application_option = click.option(
+    "--application", help="Only the artifacts of this application, as `inspect` names it."
+)
+deployment_option = click.option("--deployment", help="Only the artifacts of this deployment.")
 
 # Inspecting and verifying -----------------------------------------------------------------------
 
 
 @click.command()
 @click.argument("store")
-@click.option("--deployment", help="Only the artifacts of this deployment.")
+@application_option
+@deployment_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-def inspect(*, store: str, deployment: str | None, as_json: bool) -> None:
+def inspect(*, store: str, application: str | None, deployment: str | None, as_json: bool) -> None:
     """Show the artifacts of a store: their signers, their fingerprints and their parts.
 
     The command reads only the statements, and downloads no parts.
     """
     opened = open_existing_store(store)
-    described = catalog.describe(opened, load_trust(), deployment=deployment)
+    described = catalog.describe(
+        opened, load_trust(), application=application, deployment=deployment
+    )
     if as_json:
         screen.data([_as_data(item) for item in described])
         return
     if not described:
-        click.echo(nothing_there(opened, store, deployment), err=True)
+        click.echo(nothing_there(opened, store, application, deployment), err=True)
     for item in described:
         click.echo(screen.show_line(item.statement))
         click.echo(f"  {screen.show_line(_standing(item))}")
@@ -49,7 +58,14 @@ def inspect(*, store: str, deployment: str | None, as_json: bool) -> None:
 
 
 def _show_manifest(manifest: Manifest) -> None:
+    place = manifest.place
+    click.echo(
+        f"  application {screen.show_line(place.application)}, "
+        f"deployment {screen.show_line(place.deployment)}"
+    )
     click.echo(f"  created {manifest.created}, variant {manifest.fingerprint.key}")
+    made_of = manifest.made_of
+    click.echo(f"  code {made_of.code[:16] or 'unknown'}, model {made_of.model[:16] or 'unknown'}")
     for part in manifest.parts:
         click.echo(
             f"  part {part.name}: {screen.size(part.stored_bytes)} stored, "
@@ -67,9 +83,10 @@ def _show_manifest(manifest: Manifest) -> None:
 
 @click.command()
 @click.argument("store")
-@click.option("--deployment", help="Only the artifacts of this deployment.")
+@application_option
+@deployment_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-def verify(*, store: str, deployment: str | None, as_json: bool) -> None:
+def verify(*, store: str, application: str | None, deployment: str | None, as_json: bool) -> None:
     """Check the artifacts in STORE as a replica would, on any machine.
 
     The command checks signatures, age, deny-list, sizes, digests and the contents of the parts.
@@ -80,7 +97,7 @@ def verify(*, store: str, deployment: str | None, as_json: bool) -> None:
     artifact exists.
     """
     opened = open_existing_store(store)
-    found = catalog.check(opened, load_trust(), deployment=deployment)
+    found = catalog.check(opened, load_trust(), application=application, deployment=deployment)
     checked = catalog.merge_signatures(found)
     # An artifact that another key signed again has two statements. One trusted statement suffices.
     vouched = {item.digest for item in checked if item.trusted}
@@ -102,7 +119,7 @@ def verify(*, store: str, deployment: str | None, as_json: bool) -> None:
         if checked:
             click.echo(f"{good} verified, {len(refused)} refused", err=True)
     if not checked:
-        click.echo(nothing_there(opened, store, deployment), err=True)
+        click.echo(nothing_there(opened, store, application, deployment), err=True)
     if refused or not good:
         click.get_current_context().exit(NO)
 
@@ -144,15 +161,17 @@ def _show_hints(described: Sequence[catalog.Described]) -> None:
             click.echo(f"{'' if number else 'hint: '}{screen.show_line(line)}", err=True)
 
 
-def nothing_there(opened: Store, store: str, deployment: str | None) -> str:
-    """Return the message for a store without artifacts, or without artifacts for `deployment`."""
-    text = f"{store} has no artifacts"
-    if deployment is not None:
-        known = catalog.deployments(opened)
-        text += f" for {deployment!r}"
-        there = f"the store has artifacts for {', '.join(known)}"
-        question = did_you_mean(deployment, known) or (known and there)
-        text += f": {question}" if question else ""
+def nothing_there(
+    opened: Store, store: str, application: str | None, deployment: str | None
+) -> str:
+    """Return the message for a store without artifacts, or without artifacts with these names."""
+    text = f"{store} has no artifacts{describe_filter(application, deployment)}"
+    known = [] if application is deployment is None else catalog.places(opened)
+    names = sorted({name for _, name in known})
+    if deployment in names or not (question := did_you_mean(deployment or "", names)):
+        there = ", ".join(f"{name} of {application}" for application, name in known)
+        question = f"the store has artifacts for {there}" if known else ""
+    text += f": {question}" if question else ""
     return screen.show_line(text)
 
 
@@ -170,7 +189,10 @@ def _as_data(item: catalog.Described) -> dict[str, Any]:
         "manifest": None
         if manifest is None
         else {
-            "deployment": manifest.deployment,
+            "application": manifest.place.application,
+            "deployment": manifest.place.deployment,
+            "code": manifest.made_of.code,
+            "model": manifest.made_of.model,
             "created": manifest.created,
             "variant": manifest.fingerprint.key,
             "fingerprint": manifest.fingerprint.to_json(),
@@ -203,43 +225,70 @@ if_published = click.option(
 @click.command()
 @click.argument("folder")
 @click.argument("store")
-@click.option("--deployment", help="Only the artifacts of this deployment.")
+@application_option
+@deployment_option
 @if_published
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def push(
-    *, folder: str, store: str, deployment: str | None, on_taken: OnTaken, as_json: bool
+    *,
+    folder: str,
+    store: str,
+    application: str | None,
+    deployment: str | None,
+    on_taken: OnTaken,
+    as_json: bool,
 ) -> None:
     """Verify the artifacts in FOLDER, and publish them to STORE.
 
     A published artifact is never replaced. With --if-published supersede, the command adds
     the new artifact of a variant, and keeps the old artifact. Replicas use the newest artifact.
     """
-    _copy(folder, store, deployment, on_taken, as_json=as_json)
+    _copy(folder, store, application, deployment, on_taken, as_json=as_json)
 
 
 @click.command()
 @click.argument("store")
 @click.argument("folder")
-@click.option("--deployment", help="Only the artifacts of this deployment.")
+@application_option
+@deployment_option
 @if_published
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def pull(
-    *, store: str, folder: str, deployment: str | None, on_taken: OnTaken, as_json: bool
+    *,
+    store: str,
+    folder: str,
+    application: str | None,
+    deployment: str | None,
+    on_taken: OnTaken,
+    as_json: bool,
 ) -> None:
     """Verify the artifacts in STORE, and copy them into FOLDER.
 
     Use this command to fill a mirror or a container image. Replicas need no such command: they
     download the matching artifact themselves.
     """
-    _copy(store, folder, deployment, on_taken, as_json=as_json)
+    _copy(store, folder, application, deployment, on_taken, as_json=as_json)
 
 
 def _copy(
-    source_uri: str, target_uri: str, deployment: str | None, on_taken: OnTaken, *, as_json: bool
+    source_uri: str,
+    target_uri: str,
+    application: str | None,
+    deployment: str | None,
+    on_taken: OnTaken,
+    *,
+    as_json: bool,
 ) -> None:
     source, target, trust = open_existing_store(source_uri), open_store(target_uri), load_trust()
     click.echo(screen.show_line(f"copying {source.uri} to {target.uri}"), err=True)
-    done = copy(source, target, trust=trust, deployment=deployment, on_taken=on_taken)
+    done = copy(
+        source,
+        target,
+        trust=trust,
+        application=application,
+        deployment=deployment,
+        on_taken=on_taken,
+    )
     if as_json:
         screen.data(
             {

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ import click
 from serve_warm._records import record
 from serve_warm._regular_files import read_regular
 from serve_warm.artifact import choose, pull
+from serve_warm.artifact.statements import read_place
 from serve_warm.cli import NO, screen
-from serve_warm.cli.artifacts import nothing_there
+from serve_warm.cli.artifacts import application_option, deployment_option, nothing_there
 from serve_warm.config import environment
 from serve_warm.fingerprint import Fingerprint, Mismatch, portable_factors, read_machine
 from serve_warm.stores import open_existing_store
@@ -30,7 +30,8 @@ text is shown if the app is unknown."""
 
 @click.command()
 @click.argument("store")
-@click.option("--deployment", help="Only the artifacts of this deployment.")
+@application_option
+@deployment_option
 @click.option(
     "--against",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -41,7 +42,13 @@ text is shown if the app is unknown."""
 @click.option("--all", "show_all", is_flag=True, help="Also show the factors that match.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def diff(
-    *, store: str, deployment: str | None, against: Path | None, show_all: bool, as_json: bool
+    *,
+    store: str,
+    application: str | None,
+    deployment: str | None,
+    against: Path | None,
+    show_all: bool,
+    as_json: bool,
 ) -> None:
     """Show which factors of the artifacts in STORE match this machine, and which differ.
 
@@ -60,11 +67,15 @@ def diff(
     # The module `choose` logs refusals, which the output shows anyway.
     with screen.quiet(choose.__name__):
         considered = pull.explain(
-            opened, fingerprint=here, trust=load_trust(), deployment=deployment
+            opened,
+            fingerprint=here,
+            trust=load_trust(),
+            application=application,
+            deployment=deployment,
         )
     by_deployment: dict[str, list[_Compared]] = {}
     for item in considered:
-        name = urllib.parse.unquote(item.statement.split("/")[1])
+        name = "/".join(read_place(item.statement))
         by_deployment.setdefault(name, []).append(_compare(item, here))
     for compared in by_deployment.values():
         compared.sort(key=_Compared.newest, reverse=True)
@@ -88,8 +99,17 @@ def diff(
                 "a replica's report",
                 err=True,
             )
+    if any(
+        len({c.considered.created for c in compared if c.considered.accepted}) > 1
+        for compared in by_deployment.values()
+    ):
+        click.echo(
+            "several artifacts fit: a replica prefers the artifact that matches its code and model "
+            "most closely, which diff does not know",
+            err=True,
+        )
     if not takes:
-        click.echo(nothing_there(opened, opened.uri, deployment), err=True)
+        click.echo(nothing_there(opened, opened.uri, application, deployment), err=True)
     if not takes or None in takes.values():
         click.get_current_context().exit(NO)
 

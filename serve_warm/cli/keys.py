@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from serve_warm.artifact import push
+from serve_warm.artifact.manifest import Place
 from serve_warm.artifact.unsigned import OfPublished, sign_unsigned
 from serve_warm.cli import screen
 from serve_warm.config import environment
@@ -69,6 +70,10 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     help="Ed25519 private key (PEM) to sign with; repeatable.",
 )
 @click.option(
+    "--application",
+    help="Sign only the artifacts of this application. With --unsigned, this option is required.",
+)
+@click.option(
     "--deployment",
     "deployments",
     multiple=True,
@@ -112,6 +117,7 @@ def sign(
     *,
     store: str,
     key_files: tuple[Path, ...],
+    application: str | None,
     deployments: tuple[str, ...],
     unsigned: bool,
     source_commit: str,
@@ -130,17 +136,17 @@ def sign(
     With --unsigned, the command adds the first signature to artifacts that were built without a
     signature. Before it signs, the command checks the parts. It loads nothing, so the model's
     code never runs in a process that has the key. An unsigned artifact can contain false claims, so
-    pass the deployment and the origin as options.
+    pass the application, the deployment and the origin as options.
     """
     if not unsigned and (target or on_taken or source_commit or image or builder):
         raise click.UsageError(
             "--publish, --if-published, --source-commit, --image and --builder work only with "
             "--unsigned"
         )
-    if unsigned and not deployments:
+    if unsigned and not (application and deployments):
         raise click.UsageError(
-            "--unsigned needs --deployment NAME, because an untrusted build could name any "
-            "deployment"
+            "--unsigned needs --application NAME and --deployment NAME, because an untrusted build "
+            "could name any deployment"
         )
     if not unsigned and len(deployments) > 1:
         raise click.UsageError("--deployment can be repeated only with --unsigned")
@@ -152,13 +158,15 @@ def sign(
             opened,
             open_store(target or store),
             keys,
-            deployments=deployments,
+            places=[Place(application=application or "", deployment=name) for name in deployments],
             origin=origin,
             on_taken=on_taken,
         )
     else:
         one = "".join(deployments) or None
-        each = [push.sign(opened, keys, trust=load_trust(), deployment=one)]
+        each = [
+            push.sign(opened, keys, trust=load_trust(), application=application, deployment=one)
+        ]
     _show_signed(opened, each, unsigned=unsigned, as_json=as_json)
 
 
@@ -191,7 +199,7 @@ def _sign_first(
     target: Store,
     keys: Sequence[Ed25519PrivateKey],
     *,
-    deployments: Sequence[str],
+    places: Sequence[Place],
     origin: Mapping[str, str],
     on_taken: OfPublished | None,
 ) -> list[push.SigningResult]:
@@ -205,9 +213,9 @@ def _sign_first(
             target,
             keys,
             trust=trust,
-            deployment=name,
+            place=place,
             provenance=provenance,
             on_taken=on_taken or "refuse",
         )
-        for name in deployments
+        for place in places
     ]

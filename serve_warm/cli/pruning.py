@@ -15,6 +15,7 @@ from serve_warm._regular_files import read_regular
 from serve_warm.artifact import pruning
 from serve_warm.artifact.statements import STATEMENTS
 from serve_warm.cli import screen
+from serve_warm.cli.artifacts import application_option, deployment_option
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.node import default_directory, read_states
 from serve_warm.stores import open_existing_store
@@ -41,6 +42,8 @@ def duration(text: str) -> float:
 
 @click.command()
 @click.argument("store")
+@application_option
+@deployment_option
 @click.option(
     "--older-than",
     type=duration,
@@ -64,6 +67,8 @@ def duration(text: str) -> float:
 def prune(
     *,
     store: str,
+    application: str | None,
+    deployment: str | None,
     older_than: float | None,
     keep_newest: int | None,
     in_use_files: tuple[Path, ...],
@@ -84,6 +89,8 @@ def prune(
     did: Literal["show", "remove"] = "show" if dry_run else "remove"
     pruned = pruning.prune(
         opened,
+        application=application,
+        deployment=deployment,
         older_than_s=older_than,
         keep_newest=1 if keep_newest is None else keep_newest,
         in_use=in_use,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,11 +37,19 @@ address_option = click.option(
 )
 
 
+application_option = click.option(
+    "--application",
+    help="Name of the application that artifacts are kept for, in place of the setting "
+    "`application`. Replicas find the artifact only if their setting has the same value.",
+)
+
+
 @click.command(epilog=APP_HELP)
 @click.argument("app")
 @click.option(
     "--store", required=True, help="Store to publish to: a folder, or an s3, gs, az or hf address."
 )
+@application_option
 @click.option(
     "--deployment", help="Deployment to build an artifact for, if several use WarmupMixin."
 )
@@ -112,6 +121,7 @@ def build(
     *,
     app: str,
     store: str,
+    application: str | None,
     deployment: str | None,
     every: bool,
     address: str | None,
@@ -143,13 +153,13 @@ def build(
     from serve_warm.trust.keys import load_signing_key
 
     key = load_signing_key(key_file) if key_file is not None else None
-    application = _import_to_build(app)
-    _check_first(application, deployment, store, unsigned=unsigned)
-    names = list(application.warming) if every else [deployment]
-    apps = [application.app(name) for name in names]
+    imported = _import_to_build(app)
+    _check_first(imported, deployment, store, application=application, unsigned=unsigned)
+    names = list(imported.warming) if every else [deployment]
+    apps = [imported.app(name, application=application) for name in names]
     results = _build_each(
         apps,
-        Destination(store=open_store(store), if_published=if_published),
+        Destination.of(open_store(store), if_published),
         signing=Signing(
             key=key,
             when="later" if unsigned else "now",
@@ -229,7 +239,12 @@ def _show_result(app: App, built: Built | NothingToBuild, *, unsigned: bool) -> 
 
 
 def _check_first(
-    application: Application, deployment: str | None, store: str, *, unsigned: bool
+    imported: Application,
+    deployment: str | None,
+    store: str,
+    *,
+    application: str | None,
+    unsigned: bool,
 ) -> None:
     """Raise ConfigError if `check` finds problems in the application; print the warnings.
 
@@ -240,27 +255,27 @@ def _check_first(
     from serve_warm.builder import check
 
     environ = environment()
-    checked = check.check_application(application, deployment=deployment, environ=environ)
+    checked = check.check_application(imported, deployment=deployment, environ=environ)
     found = checked.problems
     if found:
         raise ConfigError(
             "\n  ".join(
                 [
-                    f"{application.target} has {len(found)} problem{'s' * (len(found) != 1)}:",
+                    f"{imported.target} has {len(found)} problem{'s' * (len(found) != 1)}:",
                     *(f"{each.where}: {each.what}" for each in found),
                 ]
             ),
             hint="\n".join(dict.fromkeys(each.fix for each in found)),
         )
     warnings = list(checked.warnings)
-    names = list(application.warming) if deployment is None else [deployment]
+    names = list(imported.warming) if deployment is None else [deployment]
     for name in () if unsigned else names:
-        stores = check.compare_stores(application, name, store, environ=environ)
+        stores = check.compare_stores(imported, name, store, environ=environ)
         warnings += [*stores.problems, *stores.warnings]
     for label, some in (("warning", warnings), ("note", checked.notes)):
         for line in check.to_lines(some, label=label):
             _say(line)
-    check.ask_store(store, names[0])
+    check.ask_store(store, imported.place(names[0], environ, application=application))
 
 
 def _show_narrow(cold: Mapping[str, Any]) -> None:
@@ -305,9 +320,9 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
         click.echo(f"  portable    {built.portable_libraries} libraries, none needs more than AVX2")
     if unsigned:
         click.echo("the artifact is unsigned, so no replica loads it; sign it with")
-        name = built.statement.split("/")[1]
-        click.echo(f"  serve-warm sign {built.store} --unsigned --deployment {name} \\")
-        click.echo("    --key FILE --publish STORE")
+        click.echo(f"  serve-warm sign {built.store} --unsigned --key FILE --publish STORE \\")
+        quoted = map(shlex.quote, (built.application, built.deployment))
+        click.echo("    --application {} --deployment {}".format(*quoted))
         return
     cpu_setting = ", cpu: portable" if portable else ""
     click.echo(f"use it: user_config: {{warmup: {{artifact: {built.store}{cpu_setting}}}}}")
@@ -354,6 +369,7 @@ def _describe_seconds(report: Mapping[str, Any]) -> str:
     type=click.Path(path_type=Path),
     help="Write the results to this file as JSON. With -, print JSON instead of a table.",
 )
+@application_option
 @click.option("--deployment", help="Deployment to measure, if several use WarmupMixin.")
 @address_option
 @click.option(
@@ -383,6 +399,7 @@ def bench(
     app: str,
     store: str,
     json_file: Path | None,
+    application: str | None,
     deployment: str | None,
     address: str | None,
     modes: tuple[str, ...],
@@ -395,7 +412,7 @@ def bench(
     from serve_warm.builder.app import load_app
     from serve_warm.builder.cluster import open_cluster
 
-    loaded = load_app(app, deployment=deployment)
+    loaded = load_app(app, deployment=deployment, application=application)
     with (
         screen.progress() as progress,
         open_cluster(address=address, num_cpus=loaded.num_cpus, progress=progress) as cluster,

@@ -19,7 +19,9 @@ from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 
 if TYPE_CHECKING:
     from serve_warm.precompile.builders.builder import RunningBuild
+    from serve_warm.precompile.entries.model_tree import digest_models
     from serve_warm.precompile.entries.table import EntryTable
+    from serve_warm.precompile.facts.names import digest_of_class
     from serve_warm.precompile.facts.torch_errors import describe_failure
     from serve_warm.precompile.parity.checks import Checks
     from serve_warm.precompile.parity.idle_checks import IdleChecks
@@ -33,6 +35,8 @@ __all__ = [
     "NoEntry",
     "building",
     "describe_failure",
+    "digest_models",
+    "digest_of_class",
 ]
 
 _HOMES = {
@@ -40,6 +44,8 @@ _HOMES = {
     "EntryTable": "entries.table",
     "IdleChecks": "parity.idle_checks",
     "describe_failure": "facts.torch_errors",
+    "digest_models": "entries.model_tree",
+    "digest_of_class": "facts.names",
 }
 
 

@@ -39,11 +39,11 @@ def test_describe_tells_what_is_in_a_store(store: MemoryStore):
     stranger = build(created=days_ago(1))[0]
     foreign = publish_statement(store, stranger.to_statement(), OTHER, name="f")
     newer = publish_statement(store, of_format_2(manifest), KEY, name="n")
-    broken, large = (f"statements/Embedder/{name}.dsse.json" for name in "xy")
+    broken, large = (f"statements/app/Embedder/{name}.dsse.json" for name in "xy")
     store.objects[broken] = b"{"
     store.objects[large] = bytes(MAX_ENVELOPE_BYTES + 1)
-    store.objects["statements/Embedder/README.md"] = b"hello"
-    store.objects["statements/Embedder/deeper/z.dsse.json"] = b"hello"
+    store.objects["statements/app/Embedder/README.md"] = b"hello"
+    store.objects["statements/app/Embedder/deeper/z.dsse.json"] = b"hello"
 
     described = {item.statement: item for item in describe(store, trusting(KEY))}
 
@@ -52,7 +52,7 @@ def test_describe_tells_what_is_in_a_store(store: MemoryStore):
     assert (described[good].signers, described[good].how) == (("key0",), "signature")
     assert described[good].manifest == manifest
     assert described[good].digest == hashlib.sha256(manifest.to_statement()).hexdigest()
-    assert described[other].manifest.deployment == "Other"
+    assert described[other].manifest.place.deployment == "Other"
     assert described[foreign].reason == "untrusted"
     assert described[foreign].manifest == stranger
     assert described[foreign].digest == hashlib.sha256(stranger.to_statement()).hexdigest()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from artifacts import (
-    DEPLOYMENT,
+    PLACE,
     MemoryStore,
     build,
     edited,
@@ -24,14 +24,14 @@ from artifacts import (
 from junk import SHAPES, plant
 from serve_warm.artifact.pull import find_fitting
 from serve_warm.artifact.reading_order import MAX_READ, MAX_WORK_BYTES
-from serve_warm.artifact.statements import CHECK_BYTES, GLANCE_BYTES
+from serve_warm.artifact.statements import CHECK_BYTES, GLANCE_BYTES, statements_of
 from serve_warm.errors import ArtifactRefused
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES, MAX_SIGNATURES, sign
 from serve_warm.trust.keys import TrustedKey
 from transfers import KEY, NEWEST, OLDER, OTHER, publish, pull_here, supersede, warnings
 
-FOLDER = f"statements/{DEPLOYMENT}/"
+FOLDER = statements_of(PLACE)
 VARIANT = fingerprint().key
 NAMES = {"any name": "{}.dsse.json", "our variant": VARIANT + "-s{:08x}.dsse.json"}
 CPU_S = 5.0
@@ -110,7 +110,7 @@ def test_beyond_the_limit_an_older_artifact_is_used_and_said(caplog: pytest.LogC
     asked = {"trust": trusting(KEY), "fingerprint": fingerprint()}
     store.read.clear()
 
-    found = find_fitting(store, deployment=DEPLOYMENT, **asked)
+    found = find_fitting(store, place=PLACE, **asked)
 
     assert not found.is_complete
     assert found.unread >= 200 - MAX_WORK_BYTES // MAX_ENVELOPE_BYTES - 8
@@ -127,9 +127,7 @@ def test_nothing_fits_beside_junk_says_how_much_was_skipped():
         pull_here(store)
     assert len(caught.value.trace) < 200
     asked = {"trust": trusting(KEY), "fingerprint": fingerprint()}
-    assert find_fitting(store, deployment=DEPLOYMENT, **asked).unread == 200 - len(
-        caught.value.trace
-    )
+    assert find_fitting(store, place=PLACE, **asked).unread == 200 - len(caught.value.trace)
 
 
 def test_trusted_statements_cost_no_budget():
@@ -142,7 +140,7 @@ def test_trusted_statements_cost_no_budget():
         MAX_ENVELOPE_BYTES, ""
     )
     asked = {"trust": trusting(KEY), "fingerprint": fingerprint()}
-    found = find_fitting(store, deployment=DEPLOYMENT, **asked)
+    found = find_fitting(store, place=PLACE, **asked)
     assert (found.is_complete, found.unread) == (True, 0)
 
 

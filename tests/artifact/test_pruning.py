@@ -223,7 +223,7 @@ UNPARSABLE = {
 def test_what_may_name_any_blob_keeps_all_of_them(store: MemoryStore, name: str):
     """If a statement cannot be read at all, statements can be removed, but no blobs."""
     keys = history(store)
-    junk = "statements/Embedder/000.dsse.json"
+    junk = "statements/app/Embedder/000.dsse.json"
     store.objects[junk] = UNPARSABLE[name]
     newer = publish_statement(store, of_format_2(build()[0]), KEY, name="zzz")
     forget(store)
@@ -255,7 +255,7 @@ def test_a_blob_that_a_new_statement_names_stays(store: MemoryStore):
             return found
 
     manifest, stored = build(raw={"cache": b"forgotten by others"})
-    published = {"statements/Embedder/new.dsse.json": sign(manifest.to_statement(), KEY)}
+    published = {"statements/app/Embedder/new.dsse.json": sign(manifest.to_statement(), KEY)}
     key = blob_key(manifest.parts[0])
     busy = Busy(objects={key: stored["cache"]}, modified={key: NOW - 100 * DAY})
     push(busy, *build(), [KEY])

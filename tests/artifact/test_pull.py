@@ -19,6 +19,7 @@ from artifacts import (
     APP,
     DEPLOYMENT,
     MACHINE,
+    PLACE,
     MemoryStore,
     blob_key,
     build,
@@ -33,7 +34,7 @@ from artifacts import (
 from serve_warm.artifact import manifest as artifact_manifest
 from serve_warm.artifact.archive import pack_directory, unpack_directory
 from serve_warm.artifact.choose import SHOWN_VARIANTS
-from serve_warm.artifact.manifest import FORMAT, utc_now
+from serve_warm.artifact.manifest import FORMAT, Place, utc_now
 from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.artifact.pull import Pulled, confirm, expect, explain, find_fitting, pull, take
 from serve_warm.artifact.push import push
@@ -127,8 +128,8 @@ def test_any_deployment_name_finds_its_own_artifact(tmp_path: Path):
     for number, name in enumerate(ODD_NAMES):
         publish(store, deployment=name, raw={"cache": str(number).encode()})
     for number, name in enumerate(ODD_NAMES):
-        pulled = pull_here(store, deployment=name)
-        assert pulled.chosen.manifest.deployment == name
+        pulled = pull_here(store, place=Place(application="app", deployment=name))
+        assert pulled.chosen.manifest.place.deployment == name
         assert pulled.raw["cache"] == str(number).encode()
         assert len(pulled.chosen.trace) == 1
 
@@ -440,7 +441,7 @@ def test_no_room_to_unpack_is_an_error_of_the_store(
 ):
     """The error names the full or missing folder for temporary files, and no file stays open."""
     publish(store)
-    here = {"deployment": DEPLOYMENT, "fingerprint": fingerprint(), "trust": trusting(KEY)}
+    here = {"place": PLACE, "fingerprint": fingerprint(), "trust": trusting(KEY)}
     with NodeCache.open(default_root()) as cache:
         monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
         with pytest.raises(StoreError, match="cannot be written to /nowhere"):
@@ -510,8 +511,8 @@ def test_one_statement_that_cannot_be_read_does_not_hinder_another():
     """A statement under a key of its own is skipped with its reason, and the good one is taken."""
     store = Partly()
     good, _ = publish(store)
-    store.objects["statements/Embedder/locked.dsse.json"] = b"?"
-    store.withheld = ("statements/Embedder/locked.dsse.json",)
+    store.objects["statements/app/Embedder/locked.dsse.json"] = b"?"
+    store.withheld = ("statements/app/Embedder/locked.dsse.json",)
     pulled = pull_here(store)
     assert pulled.chosen.key == good
     assert [c.reason for c in pulled.chosen.trace] == ["fits", "unreadable"]
@@ -541,7 +542,7 @@ def test_a_flood_of_junk_is_a_few_lines(store: MemoryStore, caplog: pytest.LogCa
     """Anyone who can write to a store still cannot fill the log of a start."""
     publish(store)
     for number in range(100):
-        store.objects[f"statements/Embedder/{number}.dsse.json"] = b"junk"
+        store.objects[f"statements/app/Embedder/{number}.dsse.json"] = b"junk"
     caplog.clear()
     with caplog.at_level("WARNING"):
         pulled = pull_here(store)
@@ -600,7 +601,7 @@ def taken_early(
     store: Store, *, here: Fingerprint | None = None, unknown: tuple[str, ...] = ()
 ) -> tuple[Pulled | None, Any]:
     """Make a pull before the app is known. Return it, closed, with the found statements."""
-    found = find_fitting(store, deployment=DEPLOYMENT, trust=trusting(KEY), fingerprint=None)
+    found = find_fitting(store, place=PLACE, trust=trusting(KEY), fingerprint=None)
     chosen = expect(found, fingerprint=here or fingerprint(), trust=trusting(KEY), unknown=unknown)
     if isinstance(chosen, str):  # why nothing fits
         return None, found
@@ -615,7 +616,7 @@ def test_steps_give_what_a_pull_gives(store: MemoryStore):
     """Statement, reasons and trace of all variants are the same, and nothing is read twice."""
     publish(store, built_for=fingerprint(gpu="H200"))
     publish(store)
-    store.objects["statements/Embedder/junk.dsse.json"] = b"junk"
+    store.objects["statements/app/Embedder/junk.dsse.json"] = b"junk"
     store.read.clear()
     early, found = taken_early(store)
     now = confirm(early, found, fingerprint=fingerprint(), trust=trusting(KEY))

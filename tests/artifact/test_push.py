@@ -15,6 +15,7 @@ import pytest
 from artifacts import (
     DEPLOYMENT,
     LONG_S,
+    PLACE,
     MemoryStore,
     blob_key,
     build,
@@ -171,9 +172,9 @@ def test_a_later_artifact_can_supersede(store: MemoryStore):
     for created in (OLDER, NEWER, NEWEST):
         keys.append(supersede(store, created=created, raw={"cache": created.encode()})[0])
         assert pull_here(store).raw == {"cache": created.encode()}
-    stem = f"statements/Embedder/{fingerprint().key}"
+    stem = f"statements/app/Embedder/{fingerprint().key}"
     assert keys == [f"{stem}.dsse.json", f"{stem}-g2.dsse.json", f"{stem}-g3.dsse.json"]
-    assert find_published(store, DEPLOYMENT, fingerprint()) == keys
+    assert find_published(store, PLACE, fingerprint()) == keys
 
 
 @pytest.mark.parametrize("created", [OLDER, NEWER])
@@ -239,7 +240,7 @@ def test_of_racing_publishers_of_different_things_one_wins(
     (winner,) = [result for result in results if isinstance(result, str)]
     losers = [result for result in results if not isinstance(result, str)]
     assert [type(loser) for loser in losers] == [AlreadyPublished] * 7
-    assert find_published(store, DEPLOYMENT, fingerprint()) == [*older, winner]
+    assert find_published(store, PLACE, fingerprint()) == [*older, winner]
     assert pull_here(store).raw == {"cache": bytes([results.index(winner)])}
 
 
@@ -303,8 +304,8 @@ def test_all_or_one_deployment_is_signed_again(store: MemoryStore):
     publish(store, deployment="Other")
     (one,) = sign_again(store, [OTHER], trust=trusting(KEY), deployment="Other")
     (other,) = sign_again(store, [OTHER], trust=trusting(KEY))
-    assert one.startswith("statements/Other/")
-    assert other.startswith("statements/Embedder/")
+    assert one.startswith("statements/app/Other/")
+    assert other.startswith("statements/app/Embedder/")
     with pytest.raises(ArtifactNotFound):
         sign_again(store, [OTHER], trust=trusting(KEY), deployment="Third")
 
@@ -323,11 +324,11 @@ def test_an_envelope_full_of_junk_does_not_stop_a_rotation(
     _, manifest = publish(store)
     for name in ("000", "zzz"):
         envelope = junk(manifest.to_statement(), *copied)
-        store.create(f"statements/Embedder/{name}.dsse.json", envelope)
+        store.create(f"statements/app/Embedder/{name}.dsse.json", envelope)
     (new,) = sign_again(store, [OTHER], trust=trusting(KEY))
     pulled = pull_here(store, trust=trusting(OTHER))
     assert (pulled.chosen.manifest, pulled.chosen.key) == (manifest, new)
-    assert new in find_published(store, DEPLOYMENT, fingerprint())
+    assert new in find_published(store, PLACE, fingerprint())
     assert sign_again(store, [OTHER], trust=trusting(KEY)) == []
 
 
@@ -335,12 +336,12 @@ def test_what_is_not_trusted_here_is_not_signed(store: MemoryStore):
     """A signature vouches for all of it: a stranger's artifact is left out, and said."""
     publish(store)
     foreign = publish_statement(store, build(created=NEWEST)[0].to_statement(), OTHER, name="zz")
-    store.objects["statements/Embedder/junk.dsse.json"] = b"{}"
+    store.objects["statements/app/Embedder/junk.dsse.json"] = b"{}"
     key = new_key()
     done = sign_all(store, [key], trust=trusting(KEY))
     assert len(done.statements) == 1
     assert [(r.reason, r.statement) for r in done.refused] == [
-        ("bad_statement", "statements/Embedder/junk.dsse.json"),
+        ("bad_statement", "statements/app/Embedder/junk.dsse.json"),
         ("untrusted", foreign),
     ]
     assert pull_here(store, trust=trusting(key)).chosen.key == done.statements[0]
@@ -395,7 +396,7 @@ def test_what_was_superseded_stays_behind(store: MemoryStore, target: MemoryStor
     for created in (OLDER, NEWER, NEWEST):
         supersede(store, created=created, raw={"cache": created.encode()})
     (copied,) = copy(store, target, trust=trusting(KEY))
-    assert copied == f"statements/Embedder/{fingerprint().key}.dsse.json"
+    assert copied == f"statements/app/Embedder/{fingerprint().key}.dsse.json"
     assert pull_here(target).raw == {"cache": NEWEST.encode()}
     assert len(target.objects) == 2
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from artifacts import DEPLOYMENT, MemoryStore, fingerprint, trusting
+from artifacts import APPLICATION, DEPLOYMENT, PLACE, MemoryStore, fingerprint, trusting
 from serve_warm.artifact.pull import explain, find_fitting
 from serve_warm.artifact.reading_order import MAX_KEYS, MAX_PAGES, MAX_READ, READ_WHOLE
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused
@@ -20,7 +20,7 @@ from transfers import KEY, NEWER, NEWEST, OLDER, publish, pull_here, supersede, 
 
 JUNK = 3 * MAX_KEYS
 VARIANT = fingerprint().key
-FOLDER = f"statements/{DEPLOYMENT}/"
+FOLDER = f"statements/{APPLICATION}/{DEPLOYMENT}/"
 
 
 def unix(created: str) -> float:
@@ -134,7 +134,7 @@ def test_reading_ends_where_nothing_newer_can_come(store: Flooded):
     flood(store, "{:08}.dsse.json", count=5000, at="2026-11-01T10:00:00.000000Z")
     store.read.clear()
     asked = {"trust": trusting(KEY), "fingerprint": fingerprint()}
-    found = find_fitting(store, deployment=DEPLOYMENT, **asked)
+    found = find_fitting(store, place=PLACE, **asked)
     assert found.is_complete
     assert store.statements_read <= 8
     assert [each.key for each in found.statements if each.readable] == [key]

@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from artifacts import DEPLOYMENT, MemoryStore, blob_key, build, fingerprint, new_key, trusting
+from artifacts import (
+    APPLICATION,
+    DEPLOYMENT,
+    PLACE,
+    MemoryStore,
+    blob_key,
+    build,
+    fingerprint,
+    new_key,
+    trusting,
+)
 from artifacts import packed_cache as packed
 from command_line import KEY, Ended, run_fixture, trust_file_fixture  # noqa: F401 - fixtures
 from serve_warm.artifact.manifest import Manifest
@@ -44,7 +54,7 @@ class Site:
         return manifest
 
     def sign(self, **options: Any) -> Any:
-        chosen = {"trust": trusting(KEY), "deployment": DEPLOYMENT, **options}
+        chosen = {"trust": trusting(KEY), "place": PLACE, **options}
         return sign_unsigned(self.left, self.fleet, [KEY], **chosen)
 
     def refuse(self, match: str | None = None, **options: Any) -> str:
@@ -127,7 +137,7 @@ def test_a_crowd_of_statements_gets_no_signature(site: Site, cache: dict[str, by
 
 def test_it_can_be_signed_where_it_is(site: Site, cache: dict[str, bytes]):
     made = site.leave(raw=cache)
-    sign_unsigned(site.left, site.left, [KEY], trust=trusting(KEY), deployment=DEPLOYMENT)
+    sign_unsigned(site.left, site.left, [KEY], trust=trusting(KEY), place=PLACE)
     assert pull_here(site.left, trust=trusting(KEY)).chosen.manifest == made
     with pytest.raises(AlreadyPublished):
         push(site.left, *build(created=LATER), [KEY])
@@ -187,7 +197,7 @@ def test_each_variant_and_deployment_is_signed(site: Site, cache: dict[str, byte
     for rank in ("1 of 2", "0 of 2"):
         site.leave(raw=cache, built_for=of_rank(rank))
     site.leave(raw=cache, deployment="Scorer")
-    done = site.sign(deployment=DEPLOYMENT)
+    done = site.sign()
     assert len(done.statements) == 2
     assert all(f"/{DEPLOYMENT}/" in key for key in done.statements)
 
@@ -250,18 +260,19 @@ def test_the_command_signs_and_publishes(run: Callable[..., Ended], tmp_path: Pa
     left = LocalStore(root=tmp_path / "left")
     push(left, *build(raw={"cache": packed(tmp_path / "cache")}), None)
     fleet = tmp_path / "fleet"
-    command = ("sign", left.root, "--unsigned", "--deployment", DEPLOYMENT)
+    command = ("sign", left.root, "--unsigned", *NAMED)
     command += ("--key", key_file, "--publish", fleet)
     signed = run(*command, "--builder", "https://ci/scorer")
     again = run(*command, "--if-published", "keep")
     assert (signed.code, again.code) == (0, 0)
-    assert signed.out.startswith(f"statements/{DEPLOYMENT}/")
+    assert signed.out.startswith(f"statements/{APPLICATION}/{DEPLOYMENT}/")
     assert "0 signed, 1 kept as published" in again.err
     assert "builder https://ci/scorer\n" in run("inspect", fleet).out
     assert run("verify", fleet).code == 0
     assert run("verify", left.root).code == 3
 
 
+NAMED = ("--application", APPLICATION, "--deployment", DEPLOYMENT)
 NOT_UNSIGNED = "work only with --unsigned"
 
 
@@ -269,7 +280,7 @@ NOT_UNSIGNED = "work only with --unsigned"
     ("options", "said"),
     [
         # Otherwise the folder would decide which deployment is signed.
-        (("--unsigned",), "--unsigned needs --deployment NAME"),
+        (("--unsigned",), "--unsigned needs --application NAME and --deployment NAME"),
         # Rotation publishes nowhere else.
         (("--publish", "x"), NOT_UNSIGNED),
         (("--if-published", "keep"), NOT_UNSIGNED),

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from artifacts import DEPLOYMENT, build, fingerprint, trusting
+from artifacts import PLACE, build, fingerprint, trusting
 from processes import peak_bytes
 from serve_warm import __version__
 from serve_warm.artifact.push import push
@@ -74,7 +74,7 @@ def our_pull(uri: str, node: str) -> dict[str, Any]:
     def pulled() -> Pulled:
         return pull(
             open_store(uri),
-            deployment=DEPLOYMENT,
+            place=PLACE,
             fingerprint=fingerprint(),
             trust=trusting(KEY),
             cache=NodeCache.open(Path(node)),

@@ -25,12 +25,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
-from artifacts import DEPLOYMENT, build, fingerprint, new_key, trusting  # noqa: E402
+from artifacts import PLACE, build, fingerprint, new_key, trusting  # noqa: E402
 from benchmarks.fault_rows import FaultRow  # noqa: E402
 from junk import SHAPES, plant  # noqa: E402
 from serve_warm.artifact.node_cache import NodeCache  # noqa: E402
 from serve_warm.artifact.pull import pull  # noqa: E402
 from serve_warm.artifact.push import push  # noqa: E402
+from serve_warm.artifact.statements import statements_of  # noqa: E402
 from serve_warm.errors import ServeWarmError  # noqa: E402
 from serve_warm.stores.local import LocalStore  # noqa: E402
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES  # noqa: E402
@@ -70,14 +71,14 @@ def measure(folder: Path, shape: str, name: str, when: str) -> tuple[float, floa
     good = push(store, manifest, stored, [key])
     trust = trusting(key)
     written = time.time() + (3600 if when == "newer" else -30 * DAY_S)
-    statements = store.root / "statements" / DEPLOYMENT
+    statements = store.root / statements_of(PLACE)
     data = SHAPES[shape](MAX_ENVELOPE_BYTES, trust.keys[0].id)
     plant(statements, NAMES[name], data, count=COUNT, modified_unix=written)
     began, cpu = time.perf_counter(), time.process_time()
     found = ""
     try:
         with NodeCache.open(folder / "cache") as cache:
-            asked = {"deployment": DEPLOYMENT, "fingerprint": fingerprint(), "trust": trust}
+            asked = {"place": PLACE, "fingerprint": fingerprint(), "trust": trust}
             with pull(store, cache=cache, **asked) as pulled:
                 found = pulled.chosen.key
     except ServeWarmError as error:

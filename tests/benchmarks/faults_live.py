@@ -156,7 +156,7 @@ class Live:
         if environ:
             app = dataclasses.replace(app, runtime_env={"env_vars": dict(environ)})
         on = builders.Cluster(int(self.cluster.url.rpartition(":")[2]))
-        build(app, Destination(store=open_store(uri)), on=on)
+        build(app, Destination.of(open_store(uri)), on=on)
 
     def bucket(self) -> tuple[FaultProxy, str, dict[str, str]]:
         """Return a proxy of a bucket with an artifact, the bucket, and the variables for it."""

@@ -356,6 +356,7 @@ class ServeWarm(Eager):
         return "" if level in PARTS else f"serve_warm has no level {level}"
 
     def begin(self) -> None:
+        from serve_warm.artifact.manifest import Place
         from serve_warm.compiler.caches import keep_headers_private
         from serve_warm.config import WarmupConfig
         from serve_warm.replica.start.context import CompileCaches
@@ -378,7 +379,9 @@ class ServeWarm(Eager):
         self._prefetch = None
         if pulls:
             self._prefetch = Prefetch(
-                self._config, deployment=Replica.deployment, trust=trusted(self._key())
+                self._config,
+                place=Place(application="app", deployment=Replica.deployment),
+                trust=trusted(self._key()),
             )
             self._prefetch.begin()
 
@@ -470,7 +473,7 @@ class ServeWarm(Eager):
 
     def save(self) -> None:
         from serve_warm.artifact.blobs import pack_part
-        from serve_warm.artifact.manifest import Manifest, utc_now
+        from serve_warm.artifact.manifest import Manifest, Place, utc_now
         from serve_warm.artifact.push import push
         from serve_warm.stores.local import LocalStore
 
@@ -483,7 +486,7 @@ class ServeWarm(Eager):
         # Only the parts of the measured level. torch's own bytes are measured as another system.
         packed = {name: pack_part(name, parts[name]) for name in PARTS[self.options.level]}
         manifest = Manifest(
-            deployment=Replica.deployment,
+            place=Place(application="app", deployment=Replica.deployment),
             created=utc_now(),
             fingerprint=self._warmup.journal.fingerprint,
             parts=tuple(part for part, _ in packed.values()),

@@ -21,7 +21,7 @@ from artifacts import new_key, trusting
 from believing import public_pem
 from reports import FULL
 from serve_warm.artifact.archive import pack_directory
-from serve_warm.artifact.manifest import Manifest
+from serve_warm.artifact.manifest import Manifest, Place
 from serve_warm.artifact.unsigned import sign_unsigned
 from serve_warm.builder.app import load_app
 from serve_warm.builder.build import _settings, build
@@ -355,7 +355,7 @@ class Ready:
         ]
         return [
             {"fingerprint": each.to_json(), "parts": parts, "report": self._report}
-            | {"facts": dict(self._facts)}
+            | {"facts": dict(self._facts), "made_of": {"code": "1" * 16, "model": ""}}
             for each in fingerprints
         ]
 
@@ -480,7 +480,8 @@ def test_an_unsigned_build_leaves_what_sign_takes(tmp_path: Path):
     assert Envelope.parse((left.root / built.statement).read_bytes()).signatures == ()
     assert built.trust == ""
     ci = new_key()
-    done = sign_unsigned(left, fleet, [ci], trust=trusting(ci), deployment="TextEmbedder")
+    place = Place(application="deployments.text_embedder.app", deployment="TextEmbedder")
+    done = sign_unsigned(left, fleet, [ci], trust=trusting(ci), place=place)
     assert done.statements == (built.statement,)
 
 

@@ -160,7 +160,7 @@ def test_a_missing_objdump_is_said_before_anything_is_built(
     """The build fails before it compiles for minutes without a possible proof."""
     app, key = cast("Any", None), cast("Any", Path(__file__))  # neither is used
     monkeypatch.setenv("PATH", str(tmp_path))
-    store = Destination(store=LocalStore(root=tmp_path / "store"))
+    store = Destination.of(LocalStore(root=tmp_path / "store"))
     on = cast("Any", SimpleNamespace(place="here"))
     with pytest.raises(ConfigError, match="needs objdump") as caught:
         build(app, store, on=on, signing=Signing(key=key), cpu="portable")

@@ -9,7 +9,16 @@ import os
 
 import pytest
 
-from artifacts import APP, DEPLOYMENT, MACHINE, blob_key, fingerprint, packed_cache, trusting
+from artifacts import (
+    APP,
+    APPLICATION,
+    DEPLOYMENT,
+    MACHINE,
+    blob_key,
+    fingerprint,
+    packed_cache,
+    trusting,
+)
 from command_line import (  # noqa: F401 - fixtures
     ESCAPES,
     KEY,
@@ -161,7 +170,7 @@ def test_diff_shows_the_factors_that_differ(diff, source):
     assert ended.code == 3
     lines = [" ".join(line.split()) for line in ended.out.splitlines()]
     equal = len({**MACHINE, **APP}) - 3
-    assert lines[0].startswith("Embedder: no artifact fits the machine of ")
+    assert lines[0].startswith("app/Embedder: no artifact fits the machine of ")
     said = f"{statement}: does not fit: 3 factors differ, {equal} equal, created 2026-11-20"
     assert lines[1] == f"{said}T10:00:00.000000Z"
     assert lines[2:] == [
@@ -190,7 +199,7 @@ def test_diff_names_what_a_pull_takes(diff, source):
     taken = pull_here(source, trust=trusting(KEY)).chosen.key
     told = json.loads(ended.out)
     assert ended.code == 0
-    assert told["takes"] == {DEPLOYMENT: taken}
+    assert told["takes"] == {f"{APPLICATION}/{DEPLOYMENT}": taken}
     assert told["artifacts"][0]["statement"] == taken
     assert told["artifacts"][-1]["reason"] == "untrusted"
 
@@ -253,7 +262,7 @@ def test_what_the_replica_sets_does_not_count_here(run, source, described):
 
     assert [alone.code, elsewhere.code, with_app.code] == [0, 0, 3]
     assert alone.out.splitlines()[0] == (
-        f"Embedder: {statement} fits this machine, but the command did not check threads "
+        f"app/Embedder: {statement} fits this machine, but the command did not check threads "
         f"(num_cpus) and {len(app) - 1} more factors that the replica sets, so the verdict can "
         "still be a miss"
     )

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from artifacts import APP, DEPLOYMENT, MACHINE, fingerprint
+from artifacts import APP, APPLICATION, DEPLOYMENT, MACHINE, fingerprint
 from command_line import (  # noqa: F401 - fixtures
     ESCAPES,
     KEY,
@@ -110,9 +110,12 @@ def test_a_mistyped_deployment_is_asked_for(run, source, command):
     publish(source, deployment="Ranker")
     near = run(command, source.root, "--deployment", "scorer")
     far = run(command, source.root, "--deployment", "Embedder")
-    others = "has no artifacts for 'Embedder': the store has artifacts for Ranker, Scorer\n"
+    elsewhere = run(command, source.root, "--application", "other", "--deployment", "Scorer")
+    there = "the store has artifacts for Ranker of app, Scorer of app\n"
+    others = f"has no artifacts for 'Embedder': {there}"
     assert "has no artifacts for 'scorer': did you mean 'Scorer'?\n" in near.err
     assert others in far.err
+    assert f"has no artifacts for 'Scorer' of application 'other': {there}" in elsewhere.err
 
 
 def test_inspect_imports_neither_torch_nor_ray(run_process, source):
@@ -121,7 +124,7 @@ def test_inspect_imports_neither_torch_nor_ray(run_process, source):
     program = "try:\n    main()\nfinally:\n    print({'torch', 'ray'} & set(sys.modules))"
     ran = run_process(program, "inspect", source.root)
     first, *_, last = ran.out.splitlines()
-    assert first.startswith(f"statements/{DEPLOYMENT}/")
+    assert first.startswith(f"statements/{APPLICATION}/{DEPLOYMENT}/")
     assert last == "set()"
 
 
@@ -145,7 +148,7 @@ def test_an_untrusted_artifact_is_not_copied(run, source, target):
     failed = run("push", source.root, target.root)
     assert (failed.code, failed.out) == (1, "")
     [error] = [line for line in failed.err.splitlines() if line.startswith("error: ")]
-    assert error.startswith("error: statements/Embedder/")
+    assert error.startswith("error: statements/app/Embedder/")
     assert "signed by " in error
     assert error.endswith(", which is not trusted here")
     assert "Traceback" not in failed.err
@@ -170,11 +173,13 @@ def test_what_is_published_is_superseded_only_when_asked(run, source, target):
 def test_what_is_left_out_of_a_copy_is_said(run, source, target):
     """Junk in a store holds up nothing: the rest is copied, and the exit code is 3."""
     statement, _ = publish(source)
-    source.create("statements/Embedder/junk.dsse.json", b"{}")
+    source.create("statements/app/Embedder/junk.dsse.json", b"{}")
     copied = run("push", source.root, target.root)
     assert copied.code == 3
     assert copied.out.split() == [statement]
-    assert "skipped (bad_statement): statements/Embedder/junk.dsse.json: not a DSSE" in copied.err
+    assert (
+        "skipped (bad_statement): statements/app/Embedder/junk.dsse.json: not a DSSE" in copied.err
+    )
 
 
 # Progress -------------------------------------------------------------------------------------

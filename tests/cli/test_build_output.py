@@ -31,9 +31,10 @@ def report(*warnings: str, to_proof_s: float, waited_s: float = 0.0) -> dict[str
 
 
 def built(cold: dict[str, Any], warm: dict[str, Any]) -> Built:
-    statement = "statements/Head/147378e2d3f56607.dsse.json"
+    statement = "statements/app/Head/147378e2d3f56607.dsse.json"
     what = {"published": "new", "store": "file:///srv/artifacts", "statement": statement}
     size = {"stored_bytes": 1, "raw_bytes": 1, "parts": {}, "portable_libraries": None}
+    what |= {"application": "app", "deployment": "Head"}
     rest = {"ranks": (), "variant": "147378e2d3f56607", "trust": "", "seconds": {}}
     warnings = collect_warnings(cold, warm)
     return Built(**what, **size, **rest, warnings=warnings, cold=cold, round_trip=warm)
@@ -121,7 +122,7 @@ def test_the_command_passes_the_required_level_on(
         passed.append(required_level)
         raise BuildFailed("stop here")
 
-    application = SimpleNamespace(warming={"Head": object}, app=lambda _: None)
+    application = SimpleNamespace(warming={"Head": object}, app=lambda *_, **__: None)
     monkeypatch.setattr(starts, "_import_to_build", lambda _: application)
     monkeypatch.setattr(starts, "_check_first", lambda *_, **__: None)
     monkeypatch.setattr(starts, "_build_each", build)

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from artifacts import DEPLOYMENT, fingerprint, trusting
+from artifacts import APPLICATION, DEPLOYMENT, fingerprint, trusting
 from believing import key_in, trust_in
 from command_line import (  # noqa: F401 - fixtures
     KEY,
@@ -98,7 +98,7 @@ def test_sign_leaves_what_is_signed(run, source, key_file):
     third = run("sign", source.root, "--key", key_file, "--json")
     told = [json.loads(ended.out) for ended in (second, third)]
     assert [(len(item["signed"]), item["already"]) for item in told] == [(1, 1), (0, 2)]
-    assert told[0]["signed"][0].startswith("statements/Second/")
+    assert told[0]["signed"][0].startswith("statements/app/Second/")
 
 
 def test_the_public_half_does_not_sign(run, source, key_file):
@@ -160,7 +160,7 @@ def test_prune_removes_what_the_rules_name(run, source, keys, *, rules, gone):
 def test_prune_shows_what_went_and_what_stayed(run, source, keys, tmp_path):
     used = tmp_path / "used.json"
     used.write_text(json.dumps([keys["dead"]]))
-    source.create(f"statements/{DEPLOYMENT}/odd.dsse.json", b"not an envelope")
+    source.create(f"statements/{APPLICATION}/{DEPLOYMENT}/odd.dsse.json", b"not an envelope")
 
     rule = ("--older-than", "1h", "--keep-newest", "0")
     ended = run("prune", source.root, *rule, "--in-use", used, "--dry-run")
@@ -174,7 +174,7 @@ def test_prune_shows_what_went_and_what_stayed(run, source, keys, tmp_path):
         "kept: in use",
         keys["dead"],
         "kept: unreadable",
-        f"statements/{DEPLOYMENT}/odd.dsse.json",
+        f"statements/{APPLICATION}/{DEPLOYMENT}/odd.dsse.json",
     ]
     # What cannot be read may name any part.
     assert rows[7] == "would remove 2 artifacts and 0 parts, 0 B"

@@ -53,5 +53,5 @@ def published(cluster: Cluster, app: str, folder: str, **options: Any) -> str:
         # The builder's folder for temporary files is that of the replicas.
         patch.setattr(tempfile, "tempdir", str(cluster.state_dir.parent))
         uri = str(cluster.state_dir.parent / folder)
-        build(load_app(app), Destination(store=open_store(uri)), **options)
+        build(load_app(app), Destination.of(open_store(uri)), **options)
     return uri

@@ -92,9 +92,10 @@ def test_each_deployment_of_a_composition_is_built(tmp_path: Path):
         out, err = process.communicate(timeout=500)
 
     assert process.returncode == 0, err
-    statements = [each["statement"].split("/")[1] for each in json.loads(out)]
-    assert statements == ["Ranker", "Retriever"]
-    assert (tmp_path / "artifacts" / "statements" / "Retriever").is_dir()
+    places = [each["statement"].split("/")[1:3] for each in json.loads(out)]
+    application = "brought_with_the_build"
+    assert places == [[application, "Ranker"], [application, "Retriever"]]
+    assert (tmp_path / "artifacts" / "statements" / application / "Retriever").is_dir()
 
 
 @pytest.mark.long

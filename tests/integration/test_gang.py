@@ -87,9 +87,7 @@ def test_a_gang_is_built_as_one(on, start, tmp_path: Path):
     loaded = load_app("integration.test_gang:app")
     uri = str(tmp_path / "store")
 
-    built = build_artifact(
-        loaded, Destination(store=open_store(uri)), on=on, signing=Signing(key=KEY)
-    )
+    built = build_artifact(loaded, Destination.of(open_store(uri)), on=on, signing=Signing(key=KEY))
 
     warmup = {"artifact": uri, "on_missing": "fail"}
     replica = start(Sharded.options(user_config={"warmup": warmup}).bind()).ready()

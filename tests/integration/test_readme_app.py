@@ -54,7 +54,7 @@ def app(folder: Path) -> App:
 
 @pytest.fixture(scope="module")
 def built(app, on, tmp_path_factory) -> Built:
-    return build(app, Destination(store=open_store(str(tmp_path_factory.mktemp("store")))), on=on)
+    return build(app, Destination.of(open_store(str(tmp_path_factory.mktemp("store")))), on=on)
 
 
 def test_a_build_compiles_and_its_round_trip_does_not(built):

@@ -143,7 +143,7 @@ def warm(load, on, tmp_path) -> Callable[[str], contextlib.AbstractContextManage
     @contextlib.contextmanager
     def start_one(name: str) -> Iterator[ReadyReplica]:
         app = load(name)
-        built = build(app, Destination(store=open_store(str(tmp_path))), on=on)
+        built = build(app, Destination.of(open_store(str(tmp_path))), on=on)
         with on.running(app, {"artifact": built.store, "on_missing": "fail"}) as started:
             yield started
 

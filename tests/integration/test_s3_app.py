@@ -29,7 +29,7 @@ def test_an_application_is_built_into_a_bucket_and_starts_from_it(
         load_app("tests.stress.app:app"), runtime_env={"env_vars": environment}
     )
 
-    built = build(app, Destination(store=open_store(store)), on=on)
+    built = build(app, Destination.of(open_store(store)), on=on)
     with on.running(app, {"artifact": store, "on_missing": "fail"}) as started:
         report = started.report()
 

@@ -17,7 +17,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from artifacts import DEPLOYMENT, MemoryStore, fingerprint, trusting
+from artifacts import PLACE, MemoryStore, fingerprint, trusting
 from conftest import wait_until
 from serve_warm import stores
 from serve_warm._daemon_threads import begin
@@ -53,7 +53,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnyAnswe
 def test_a_pull_that_is_given_up_asks_no_further(server: AnyAnswer, scheme: str):
     """The deadline of a start ends its requests too, not only the waiting for them."""
     given_up = threading.Event()
-    asked = {"trust": trusting(KEY), "fingerprint": fingerprint(), "deployment": DEPLOYMENT}
+    asked = {"trust": trusting(KEY), "fingerprint": fingerprint(), "place": PLACE}
     store = open_store(f"{scheme}://bucket/pre")
     pulling: Future[Any] = begin(
         lambda: find_fitting(store, given_up=given_up, **asked), name="pull"

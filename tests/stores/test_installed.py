@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from artifacts import DEPLOYMENT, MemoryStore
+from artifacts import APPLICATION, DEPLOYMENT, MemoryStore
 from serve_warm.errors import ObjectNotFound, StoreError
 from serve_warm.stores import Object, Store, list_keys
 from serve_warm.stores.installed import InstalledStore
@@ -109,7 +109,7 @@ def test_one_statement_that_breaks_the_store_does_not_fail_a_pull():
 
     store = Partly()
     good, _ = publish(store)
-    store.objects[f"statements/{DEPLOYMENT}/bad.dsse.json"] = b""
+    store.objects[f"statements/{APPLICATION}/{DEPLOYMENT}/bad.dsse.json"] = b""
     pulled = pull_here(installed(store))
     assert pulled.chosen.key == good
     assert [each.reason for each in pulled.chosen.trace] == ["fits", "unreadable"]

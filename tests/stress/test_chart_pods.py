@@ -84,7 +84,7 @@ def test_what_the_job_builds_the_workers_start_from(
     with pods.Pod(release["templates"]["build"], tmp_path / "build", **release["options"]) as build:
         build.initialise()
         said = build.run("sign")
-    assert said.startswith("statements/Scorer/")
+    assert said.startswith("statements/app/Scorer/")
 
     worker = pods.Pod(release["templates"]["workers"], tmp_path / "worker", **release["options"])
     with worker:

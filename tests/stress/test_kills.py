@@ -35,7 +35,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster,
     store = tmp_path_factory.mktemp("store")
     app = load_app("tests.stress.app:app")
     with open_cluster() as cluster:
-        build(app, Destination(store=open_store(str(store))), on=cluster)
+        build(app, Destination.of(open_store(str(store))), on=cluster)
         yield cluster, app, store
 
 

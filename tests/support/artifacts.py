@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.blobs import pack_part
-from serve_warm.artifact.manifest import Manifest, Part
+from serve_warm.artifact.code_and_model import NOTHING_KNOWN, CodeAndModel
+from serve_warm.artifact.manifest import Manifest, Part, Place
 from serve_warm.errors import ObjectExists, ObjectNotFound, ObjectTooLarge, StoreError
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.stores import Listed, Object, Sink, Store, check_key, pieces_of
@@ -24,7 +25,9 @@ from serve_warm.trust.envelope import sign
 from serve_warm.trust.keys import TrustedKey
 from serve_warm.trust.policy import Trust
 
+APPLICATION = "app"
 DEPLOYMENT = "Embedder"
+PLACE = Place(application=APPLICATION, deployment=DEPLOYMENT)
 MACHINE = {
     "serve_warm": "rules 1",
     "cpu_isa": "avx2 avx512f",
@@ -145,7 +148,9 @@ def cache_directory(directory: Path) -> Path:
 
 def build(
     *,
+    application: str = APPLICATION,
     deployment: str = DEPLOYMENT,
+    made_of: CodeAndModel = NOTHING_KNOWN,
     created: str = "2026-11-20T10:00:00.000000Z",
     built_for: Fingerprint | None = None,
     raw: Mapping[str, bytes] | None = None,
@@ -154,7 +159,8 @@ def build(
     """Return a manifest and the stored bytes of its parts; `raw` has the raw bytes by part name."""
     packed = [pack_part(name, data) for name, data in (raw or {"cache": b"kernels"}).items()]
     manifest = Manifest(
-        deployment=deployment,
+        place=Place(application=application, deployment=deployment),
+        made_of=made_of,
         created=created,
         fingerprint=built_for or fingerprint(),
         parts=tuple(part for part, _ in packed),
@@ -179,7 +185,7 @@ def days_ago(days: float) -> str:
 
 def publish_statement(store: Store, payload: bytes, *keys: Ed25519PrivateKey, name: str) -> str:
     """Write a statement with any content to a store, signed but otherwise unchecked."""
-    key = f"statements/{DEPLOYMENT}/{name}.dsse.json"
+    key = f"statements/{APPLICATION}/{DEPLOYMENT}/{name}.dsse.json"
     store.create(key, sign(payload, *keys))
     return key
 

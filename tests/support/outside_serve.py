@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from serve_warm.artifact.manifest import Place
     from serve_warm.inputs import Input
     from serve_warm.report import CompileEvent
     from serve_warm.trust.policy import Trust
@@ -20,9 +21,17 @@ class OutsideServe:
     application = "app"
     unwatched_compiles_before = 0
     called_methods = frozenset[str]()
+    code = ""
     deployment: str
     replica: str
     owner: Any
+
+    @property
+    def place(self) -> Place:
+        """The place of the artifacts that `artifacts.build` makes for this deployment."""
+        from serve_warm.artifact.manifest import Place
+
+        return Place(application="app", deployment=self.deployment)
 
     def check(self, inputs: Sequence[Input]) -> None:
         """Accept any input."""

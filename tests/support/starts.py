@@ -179,7 +179,7 @@ def missing_blob(store: LocalStore) -> None:
 
 
 def other_statement(store: LocalStore) -> None:
-    for statement in (store.root / "statements" / "Embedder").iterdir():
+    for statement in (store.root / "statements" / "app" / "Embedder").iterdir():
         statement.write_bytes(statement.read_bytes().replace(b'"sig":"', b'"sig":"AAAA', 1))
 
 

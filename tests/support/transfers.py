@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from artifacts import DEPLOYMENT, MemoryStore, build, fingerprint, new_key, trusting
+from artifacts import PLACE, MemoryStore, build, fingerprint, new_key, trusting
 from serve_warm.artifact.blobs import zstd
+from serve_warm.artifact.code_and_model import NOTHING_KNOWN, CodeAndModel
 from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.artifact.pull import Pulled, pull
 from serve_warm.artifact.push import push
@@ -43,10 +44,15 @@ def supersede(store: Store, **fields: Any) -> tuple[str, Manifest]:
 
 
 def pull_here(
-    store: Store, *, here: Fingerprint | None = None, trust: Trust | None = None, **options: Any
+    store: Store,
+    *,
+    here: Fingerprint | None = None,
+    here_of: CodeAndModel = NOTHING_KNOWN,
+    trust: Trust | None = None,
+    **options: Any,
 ) -> Pulled:
     """Pull an artifact and close it; return it with the bytes of its files instead of the files."""
-    options = {"deployment": DEPLOYMENT, **options}
+    options = {"place": PLACE, "here": here_of, **options}
     with (
         NodeCache.open(default_root()) as cache,
         pull(

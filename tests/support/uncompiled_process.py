@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from outside_serve import OutsideServe
+from serve_warm.artifact.manifest import Place
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import WarmupFailed
 from serve_warm.inputs import Input
@@ -92,7 +93,11 @@ APPS = {"router": Router, "eager": Eager, "lazy": Lazy, "compiled": Compiled}
 def main(*, app: str, settings: dict[str, Any], prefetch: bool) -> dict[str, Any]:
     """Start the app, and return the result."""
     config = WarmupConfig(**settings)
-    work = Prefetch(config, deployment="Router", trust=None) if prefetch else None
+    work = (
+        Prefetch(config, place=Place(application="app", deployment="Router"), trust=None)
+        if prefetch
+        else None
+    )
     if work is not None:
         work.begin()
     replica = Replica(APPS[app]())

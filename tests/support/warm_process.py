@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from outside_serve import OutsideServe
 from serve_warm.artifact.blobs import pack_part
-from serve_warm.artifact.manifest import Manifest, utc_now
+from serve_warm.artifact.manifest import Manifest, Place, utc_now
 from serve_warm.artifact.push import push
 from serve_warm.builder.cluster import build_name
 from serve_warm.compiler.watch import unwatched_compiles
@@ -112,7 +112,7 @@ def publish(
     assert start.journal.fingerprint is not None
     packed = {name: pack_part(name, raw) for name, raw in parts.items()}
     manifest = Manifest(
-        deployment=Replica.deployment,
+        place=Place(application="app", deployment=Replica.deployment),
         created=utc_now(),
         fingerprint=start.journal.fingerprint,
         parts=tuple(part for part, _ in packed.values()),

@@ -773,6 +773,15 @@ def test_the_build_command_is_one_that_the_command_line_takes(tmp_path: Path) ->
         deployments = [d["name"] for a in config["applications"] for d in a["deployments"]]
         assert {*signs.params["deployments"]} <= {*deployments}
         assert signs.params["deployments"]
+        # Replicas and the container that signs have the same name of the application.
+        for each in (config, serve_config(found)):
+            (warming,) = (
+                d["user_config"]["warmup"]["application"]
+                for a in each["applications"]
+                for d in a["deployments"]
+                if d["name"] in signs.params["deployments"]
+            )
+            assert warming == signs.params["application"]
         for fact in ("image", "source_commit", "builder"):
             assert signs.params[fact] == context.params[fact]
         assert list(map(str, signs.params["key_files"])) == ["/run/key/signing.key"]

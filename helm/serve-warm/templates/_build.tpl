@@ -17,6 +17,22 @@
 {{- toYaml (dict "found" $found) -}}
 {{- end -}}
 
+{{- /* The name of the application that the built artifact is kept for. */ -}}
+{{- define "serve-warm.buildPlace" -}}
+{{- $build := .Values.build -}}
+{{- $names := list -}}
+{{- range $application := (include "serve-warm.applications" . | fromYaml).applications -}}
+{{- if or (not $build.application) (eq .name $build.application) -}}
+{{- range .deployments -}}
+{{- if and (hasKey (.user_config | default dict) "warmup") (or (not $build.deployment) (eq .name $build.deployment)) -}}
+{{- $names = append $names .user_config.warmup.application -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- first $names -}}
+{{- end -}}
+
 {{- /* Whether a pod of `group` can hold a replica of the built deployment. Takes root and group. */ -}}
 {{- define "serve-warm.holdsBuilt" -}}
 {{- $offer := include "serve-warm.offer" .group | fromYaml -}}
@@ -205,6 +221,7 @@ template:
           - {{ printf "--publish=%s" (include "serve-warm.store" .root) | quote }}
           - --if-published={{ $build.ifPublished }}
           # These values do not come from the build, where model code could set anything.
+          - {{ printf "--application=%s" (include "serve-warm.buildPlace" .root) | quote }}
           {{- range (include "serve-warm.buildDeployments" .root | fromYaml).found }}
           - {{ printf "--deployment=%s" .name | quote }}
           {{- end }}

@@ -555,7 +555,7 @@
 
 {{- /* Variables that users must not set, each with the reason or the value to set instead, as YAML. */ -}}
 {{- define "serve-warm.ownVariables" -}}
-{{- toYaml (dict "SERVE_WARM_STATE_DIR" "the chart sets it to the folder that the probe reads" "SERVE_WARM_DEADLINE_S" "set warmup.deadline_s" "SERVE_WARM_ARTIFACT" "set artifact.store" "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT" "set serve.constructorRetries" "RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS" "the chart sets it" "AWS_ENDPOINT_URL" "set artifact.endpointUrl" "HOME" "the chart sets it below /tmp; add folders with writableDirs") -}}
+{{- toYaml (dict "SERVE_WARM_STATE_DIR" "the chart sets it to the folder that the probe reads" "SERVE_WARM_DEADLINE_S" "set warmup.deadline_s" "SERVE_WARM_ARTIFACT" "set artifact.store" "SERVE_WARM_APPLICATION" "set warmup.application" "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT" "set serve.constructorRetries" "RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS" "the chart sets it" "AWS_ENDPOINT_URL" "set artifact.endpointUrl" "HOME" "the chart sets it below /tmp; add folders with writableDirs") -}}
 {{- end -}}
 
 {{- define "serve-warm.check.env" -}}

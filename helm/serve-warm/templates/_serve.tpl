@@ -33,6 +33,10 @@
 {{- if $seats -}}
 {{- $_ := set $own "seats" $seats -}}
 {{- end -}}
+{{- if and $.Values.build.enabled (not $own.application) -}}
+{{- /* The container that signs runs no model code, so it cannot derive the name as replicas do. */ -}}
+{{- $_ := set $own "application" (regexReplaceAll "[:.][^:.]*$" $application.import_path "") -}}
+{{- end -}}
 {{- $_ := set $deployment.user_config "warmup" $own -}}
 {{- if gt (include "serve-warm.seatsWanted" (dict "root" $ "deployment" .) | int) 0 -}}
 {{- include "serve-warm.addSeatHook" (dict "application" $application "deployment" $deployment) -}}

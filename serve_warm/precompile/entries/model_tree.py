@@ -1,15 +1,17 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The modules of a model as text, and what differs from those of the build."""
+"""The modules of a model as text or a digest, and what differs from those of the build."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from serve_warm.precompile.calls.signature import module_of
-from serve_warm.precompile.facts.names import ELSEWHERE, literal, name_of_class
+from serve_warm.precompile.facts.names import ELSEWHERE, digest_of_class, literal, name_of_class
+from serve_warm.private_apis.nn_module import own_buffers, own_modules, own_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +49,41 @@ def tree(callee: object) -> list[str]:
             names[kind] = name_of_class(kind)
         lines.append(f"{path or '.'}: {names[kind]}")
     return lines
+
+
+def digest_models(callees: Iterable[object]) -> str:
+    """Return a digest of the models among these objects; empty if there is none.
+
+    It covers the code of the modules, their parts, the shapes and dtypes of their tensors, and
+    their plain attributes. So models that differ only in their weights have the same digest.
+    """
+    waiting = [found for callee in callees if (found := module_of(callee)) is not None]
+    seen, lines = {id(module) for module in waiting}, []
+    while waiting:
+        module = waiting.pop()
+        children = {name: part for name, part in own_modules(module).items() if part is not None}
+        lines.append(_describe_own(module, children))
+        waiting += [part for part in children.values() if id(part) not in seen]
+        seen.update(map(id, children.values()))
+    # In any order, because callables can be compiled in any order.
+    text = "\n".join(sorted(lines))
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() if lines else ""
+
+
+def _describe_own(module: torch.nn.Module, children: Iterable[str]) -> str:
+    from torch.nn.parameter import is_lazy
+
+    kind = type(module)
+    tensors = [
+        f"{name} {tensor.dtype} {'no shape yet' if is_lazy(tensor) else tuple(tensor.shape)}"
+        for of in (own_parameters, own_buffers)
+        for name, tensor in of(module).items()
+        if tensor is not None
+    ]
+    plain = [f"{name}={said}" for name, value in vars(module).items() if (said := literal(value))]
+    return repr(
+        (kind.__qualname__, digest_of_class(kind), sorted(children), tensors, sorted(plain))
+    )
 
 
 def describe_model_change(now: Sequence[str], built: Sequence[str]) -> str:

@@ -161,10 +161,16 @@ def name_of_class(kind: type) -> str:
     a fact about the class itself (`identity`). Functions of torch, Python and serve_warm are left
     out, and so are values that can change in place. Source files are compared separately.
     """
+    digest = digest_of_class(kind)
+    return f"{name_of(kind)}{f' {digest}' if digest else ''}{_elsewhere(kind)}"
+
+
+def digest_of_class(kind: type) -> str:
+    """Return the digest in a class's name (`name_of_class`); empty if there is nothing to cover."""
     functions = _functions_in(kind)
     members = _members_of(kind) if issubclass(kind, enum.Enum) else []
     if not functions and not members:
-        return name_of(kind) + _elsewhere(kind)
+        return ""
     # Weak references, because a new function may have the id of a deleted one.
     key = [
         (name, weakref.ref(function), function.__code__, _show_defaults(function))
@@ -176,7 +182,7 @@ def name_of_class(kind: type) -> str:
         codes = [code for _, value in functions for code in codes_of(value)]
         values = _values_of(functions, with_assigned="<locals>" in kind.__qualname__)
         known = _class_digests[kind] = (key, _digest_of(codes, [*members, *values]))
-    return f"{name_of(kind)} {known[1]}{_elsewhere(kind)}"
+    return known[1]
 
 
 CREATING = ("__new__", "__init__", "__post_init__")

@@ -19,6 +19,7 @@ from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, InputError
 from serve_warm.inputs import Input
 from serve_warm.private_apis.ray_serve import is_asgi_app
+from serve_warm.replica.serve.application import note_definition
 from serve_warm.replica.serve.hook import ReconfigureHook, ServeReplica
 from serve_warm.trust import Trust
 
@@ -54,6 +55,11 @@ class WarmupMixin:
 
     warmup_trust: Trust | None = None
     """Trust policy for artifacts. `None` means the trust files of the machine."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Note where the class is defined."""
+        super().__init_subclass__(**kwargs)
+        note_definition(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return the instance with the warm-up hook installed.

@@ -28,6 +28,7 @@ from ray.serve.exceptions import RayServeException
 from serve_warm import node
 from serve_warm._package import __version__
 from serve_warm._redaction import describe_error
+from serve_warm.artifact.manifest import Place
 from serve_warm.compiler.caches import keep_headers_private
 from serve_warm.compiler.cpu_target import pin_portable_cpu
 from serve_warm.compiler.watch import unwatched_compiles
@@ -37,6 +38,7 @@ from serve_warm.private_apis import cpython, ray_serve
 from serve_warm.replica.record.journal import torch_version
 from serve_warm.replica.record.raised_at import find_line
 from serve_warm.replica.record.timeline import Timeline, spans_before
+from serve_warm.replica.serve.application import find_users_class, name_application
 from serve_warm.replica.serve.calls import (
     CompileForbidden,
     ServeCalls,
@@ -156,7 +158,8 @@ class ServeReplica(ServeCalls):
             gang = _gang()
             self._prefetch = Prefetch(
                 self._config,
-                deployment=self.deployment,
+                place=self.place,
+                code=self.code,
                 trust=self.trust(),
                 # The process group does not exist yet, but usually has the gang's order of ranks.
                 rank=None if gang is None else (gang.rank, gang.world_size),
@@ -376,7 +379,7 @@ class ServeReplica(ServeCalls):
         return self._warmup.journal.inputs if self._warmup is not None else ()
 
     async def pack(self, *, accept_torch_source: bool = False) -> PackedReplica:
-        """Return the fingerprint, raw parts, build facts and report for a build.
+        """Return the fingerprint, code and model, raw parts, facts and report for a build.
 
         Raises:
             WarmupFailed: the replica has not warmed up.
@@ -386,10 +389,27 @@ class ServeReplica(ServeCalls):
             raise WarmupFailed("there is nothing to pack: this replica has not warmed up")
         parts, facts = await warmup.pack(accept_torch_source=accept_torch_source)
         return PackedReplica(
-            fingerprint=report.fingerprint, parts=parts, facts=dict(facts), report=report.to_json()
+            fingerprint=report.fingerprint,
+            made_of=dataclasses.asdict(warmup.made_of),
+            parts=parts,
+            facts=dict(facts),
+            report=report.to_json(),
         )
 
     # The rest of the `WarmupHost` protocol ------------------------------------------------------
+
+    @property
+    def place(self) -> Place:
+        """The application and deployment that this deployment's artifacts are kept for."""
+        application = name_application(type(self.owner), self._config.application)
+        return Place(application=application, deployment=self.deployment)
+
+    @property
+    def code(self) -> str:
+        """Digest of the code of the user's class."""
+        from serve_warm.precompile import digest_of_class
+
+        return digest_of_class(find_users_class(type(self.owner)))
 
     def serving_threads(self) -> set[int]:
         """Return the native ids of the threads that live as long as the replica."""

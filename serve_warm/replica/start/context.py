@@ -16,6 +16,7 @@ from serve_warm.inputs import Input
 from serve_warm.report import CompileEvent
 
 if TYPE_CHECKING:
+    from serve_warm.artifact.manifest import Place
     from serve_warm.replica.record.journal import Journal
     from serve_warm.replica.start.prefetch import Prefetch
     from serve_warm.trust import Trust
@@ -25,12 +26,21 @@ class WarmupHost(Protocol):
     """The interface that a warm-up needs from its deployment."""
 
     application: str
+    """The name under which Serve runs the application. `place` has the name in a store."""
     deployment: str
     replica: str
     owner: Any
     """The user's object, whose attributes are searched for compiled functions and modules."""
     unwatched_compiles_before: int
     """The result of `unwatched_compiles()` before the user's `__init__`."""
+
+    @property
+    def place(self) -> Place:
+        """The application and deployment that this deployment's artifacts are kept for."""
+
+    @property
+    def code(self) -> str:
+        """Digest of the code of the user's class."""
 
     @property
     def called_methods(self) -> Collection[str]:

@@ -25,6 +25,7 @@ from serve_warm._records import record
 from serve_warm._redaction import join_lines, redact
 from serve_warm._store_address import is_relative
 from serve_warm.artifact.choose import Considered, with_trace
+from serve_warm.artifact.code_and_model import CodeAndModel, find_newer_used
 from serve_warm.artifact.newest_seen import NewestSeen, Variant
 from serve_warm.artifact.pull import Pulled, pull
 from serve_warm.compiler.caches import forget_compiled
@@ -112,9 +113,7 @@ class Loading(StartStep):
             )
             self._journal.note_artifact(use)
         elif uri is not None and prepared.fingerprint is not None:
-            loaded = await self._load_from(
-                uri, prepared.fingerprint, prepared.compiles_with, deadline
-            )
+            loaded = await self._load_from(uri, prepared, prepared.fingerprint, deadline)
         loaded = await self._agree(loaded, ranks, deadline)
         if loaded.needs_compiler(prepared.compiles_with):
             self._import_compiler()
@@ -165,20 +164,20 @@ class Loading(StartStep):
         return loaded
 
     async def _load_from(
-        self, uri: str, fingerprint: Fingerprint, compiles_with: CompilesWith, deadline: Deadline
+        self, uri: str, prepared: Prepared, fingerprint: Fingerprint, deadline: Deadline
     ) -> Loaded:
         journal = self._journal
         journal.note_artifact(ArtifactUse(store=redact(uri), source=kind_of(uri)))
         try:
             journal.enter(Stage.PULLING)
             wanted = prefetch.ArtifactRequest.of(
-                self._config, deployment=self._replica.deployment, trust=self._replica.trust()
+                self._config, place=self._replica.place, trust=self._replica.trust()
             )
-            pulled, taken = await self._pull(uri, wanted, fingerprint, deadline)
+            pulled, taken = await self._pull(uri, wanted, fingerprint, prepared.made_of, deadline)
             used = _use_of(uri, pulled)
             journal.note_artifact(used)
             try:
-                remember_newest = check_time(pulled, wanted, journal.warn)
+                remember_newest = check_time(pulled, wanted, prepared.made_of, journal.warn)
             except ServeWarmError:
                 if taken is not None:
                     # In a thread, because removing thousands of files takes time.
@@ -191,7 +190,7 @@ class Loading(StartStep):
         except (ArtifactNotFound, StoreError) as miss:
             error = self._missed(miss)
             loaded = self._put_aside(Verdict.MISS, error)
-            if compiles_with == "nothing":
+            if prepared.compiles_with == "nothing":
                 logger.info("no artifact found, but the app compiles nothing: %s", error.message)
                 missing = self._failure(Verdict.MISS, error, self._config.on_missing)
                 return replace(loaded, missing=missing)
@@ -217,6 +216,7 @@ class Loading(StartStep):
         uri: str,
         wanted: prefetch.ArtifactRequest,
         fingerprint: Fingerprint,
+        made_of: CodeAndModel,
         deadline: Deadline,
     ) -> tuple[Pulled, prefetch.PrefetchedArtifact | None]:
         """Return a verified artifact, and how it was prefetched if `__init__` still ran then."""
@@ -225,12 +225,12 @@ class Loading(StartStep):
         given_up = threading.Event()
         start = time.perf_counter()
         try:
-            taken = await self._take_prefetched(wanted, fingerprint, limit)
+            taken = await self._take_prefetched(wanted, fingerprint, made_of, limit)
             pulled = (
                 taken.pulled
                 if taken
                 else await _retry(
-                    journal, uri, limit, self._puller(uri, wanted, fingerprint, given_up)
+                    journal, uri, limit, self._puller(uri, wanted, fingerprint, made_of, given_up)
                 )
             )
         except ServeWarmError:
@@ -255,6 +255,7 @@ class Loading(StartStep):
         uri: str,
         wanted: prefetch.ArtifactRequest,
         fingerprint: Fingerprint,
+        made_of: CodeAndModel,
         given_up: threading.Event,
     ) -> Callable[[], Pulled]:
         """Return a function that pulls once; call that function in a thread."""
@@ -268,8 +269,9 @@ class Loading(StartStep):
             with wanted.node_cache() as cache:
                 return pull(
                     open_store(uri),
-                    deployment=wanted.deployment,
+                    place=wanted.place,
                     fingerprint=fingerprint,
+                    here=made_of,
                     trust=wanted.trust,
                     cache=cache,
                     parts=wanted.parts,
@@ -280,13 +282,17 @@ class Loading(StartStep):
         return pull_once
 
     async def _take_prefetched(
-        self, wanted: prefetch.ArtifactRequest, fingerprint: Fingerprint, limit: Deadline
+        self,
+        wanted: prefetch.ArtifactRequest,
+        fingerprint: Fingerprint,
+        made_of: CodeAndModel,
+        limit: Deadline,
     ) -> prefetch.PrefetchedArtifact | None:
         """Return the artifact that was pulled during `__init__`, if it is still wanted."""
         if self._start.prefetched is None:
             return None
         taken = await self._start.prefetched.taken(
-            wanted, fingerprint, timeout_s=max(0.1, limit.left())
+            wanted, fingerprint, made_of, timeout_s=max(0.1, limit.left())
         )
         if taken is None:
             # Do this before the next pull, because the prefetch may hold the node's lock on the
@@ -479,9 +485,15 @@ def _close_what_came_late(pulling: Future[Pulled]) -> None:
 
 
 def check_time(
-    pulled: Pulled, wanted: prefetch.ArtifactRequest, warn: Callable[[str], object]
+    pulled: Pulled,
+    wanted: prefetch.ArtifactRequest,
+    here: CodeAndModel,
+    warn: Callable[[str], object],
 ) -> Callable[[], None]:
-    """Warn if this node has used a newer artifact, or if the artifact will soon be too old.
+    """Warn if an artifact is a rollback, or if it will soon be too old.
+
+    It is a rollback if this node has used a newer artifact that matches the code and model `here`
+    at least as closely. This start would have taken that one, if the store still had it.
 
     Returns a function that records the artifact's creation time. Call the returned function after
     the start has accepted the artifact.
@@ -493,16 +505,22 @@ def check_time(
     manifest = pulled.chosen.manifest
     seen = NewestSeen.beside(wanted.node_cache_dir)
     variant = Variant(
-        store=pulled.store, deployment=manifest.deployment, fingerprint=manifest.fingerprint.key
+        store=pulled.store,
+        application=manifest.place.application,
+        deployment=manifest.place.deployment,
+        fingerprint=manifest.fingerprint.key,
     )
-    newest = seen.find_created(variant)
-    if newest is None:
+    used = seen.find_used(variant)
+    if used is None:
         refusal = _refuse_without_mark(seen, variant)
         if wanted.trust.rollback == "refuse":
             pulled.close()
             raise with_trace(refusal, pulled.chosen.key, pulled.chosen.trace)
         warn(f"rollback: {refusal.message}")
-    if newest is not None and manifest.created < newest:
+    newest = find_newer_used(
+        used or {}, taken=manifest.made_of, created=manifest.created, here=here
+    )
+    if newest:
         found = (
             f"the artifact was created at {manifest.created}, but this node has already loaded a "
             f"newer artifact, created at {newest}. Either the newer artifact is no longer in "
@@ -522,7 +540,7 @@ def check_time(
         warn(f"rollback: {found}")
     if ending := describe_end(wanted.trust, created=manifest.created):
         warn(ending)
-    return functools.partial(seen.note, variant, manifest.created)
+    return functools.partial(seen.note, variant, manifest.made_of, manifest.created)
 
 
 def _refuse_without_mark(seen: NewestSeen, variant: Variant) -> ArtifactRefused:

@@ -28,6 +28,8 @@ class PackedReplica(TypedDict):
     """The data that a replica returns to the builder, in a form that Ray can send."""
 
     fingerprint: dict[str, Any]
+    made_of: dict[str, str]
+    """The fields of `CodeAndModel`."""
     parts: dict[str, bytes]
     facts: dict[str, Any]
     report: dict[str, Any]

@@ -31,7 +31,8 @@ from typing import Any
 
 from serve_warm._records import record
 from serve_warm.artifact import pull
-from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED
+from serve_warm.artifact.code_and_model import CodeAndModel
+from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED, Place
 from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.compiler.caches import private_directory
 from serve_warm.config import WarmupConfig, environment
@@ -55,20 +56,20 @@ default dtype), a different variant fits, and the fetched variant is discarded."
 
 @record(frozen=True, kw_only=True)
 class ArtifactRequest:
-    """A request for an artifact, with the deployment, the store and the trust policy.
+    """A request for an artifact, with its place, the store and the trust policy.
 
     Equal requests pull the same artifact.
     """
 
     uri: str
-    deployment: str
+    place: Place
     parts: tuple[str, ...]
     trust: Trust
     node_cache_dir: Path
     node_cache_max_bytes: int
 
     @classmethod
-    def of(cls, config: WarmupConfig, *, deployment: str, trust: Trust | None) -> ArtifactRequest:
+    def of(cls, config: WarmupConfig, *, place: Place, trust: Trust | None) -> ArtifactRequest:
         """Return the request for the artifact in `config`.
 
         `trust` is the trust setting in code, if any.
@@ -85,7 +86,7 @@ class ArtifactRequest:
             ) from error
         return cls(
             uri=str(config.artifact),
-            deployment=deployment,
+            place=place,
             parts=(CACHE, PRECOMPILED, EXPORTED)[: config.max_level],
             # The deny-list in the trust files of the machine also applies to trust in code.
             trust=files if trust is None else trust | files.limits,
@@ -150,15 +151,21 @@ class Prefetch:
         self,
         config: WarmupConfig,
         *,
-        deployment: str,
+        place: Place,
         trust: Trust | None,
+        code: str = "",
         rank: tuple[int, int] | None = None,
         timeline: Timeline | None = None,
     ) -> None:
-        """`rank` is the pair (rank, group size) that the process group will report, if known."""
+        """Prepare the work.
+
+        `code` is the digest of the deployment's code, and `rank` the pair (rank, group size) that
+        the process group will report, if known.
+        """
         self._has_driver = any(path.exists() for path in NVIDIA)
         self._config = config
-        self._deployment = deployment
+        self._place = place
+        self._code = code
         self._trust = trust
         self._rank = rank
         self._init_ended = threading.Event()
@@ -197,13 +204,18 @@ class Prefetch:
             self._taken.add_done_callback(_discard_in_background)
 
     async def taken(
-        self, wanted: ArtifactRequest, fingerprint: Fingerprint, *, timeout_s: float
+        self,
+        wanted: ArtifactRequest,
+        fingerprint: Fingerprint,
+        made_of: CodeAndModel,
+        *,
+        timeout_s: float,
     ) -> PrefetchedArtifact | None:
         """Wait for the artifact. Return the artifact if a pull of `wanted` would still choose it.
 
         To check this, serve_warm chooses again among the statements that were read, using all
-        fingerprint factors, the deny list and the age. Returns None in every other case, including
-        a timeout.
+        fingerprint factors, the code and model, the deny list and the age. Returns None in every
+        other case, including a timeout.
         """
         is_there, asked = self._taken.done(), time.perf_counter()
         try:
@@ -214,7 +226,11 @@ class Prefetch:
         if taken is None or taken.wanted != wanted:
             return None
         pulled = pull.confirm(
-            taken.pulled, taken.found, fingerprint=fingerprint, trust=wanted.trust
+            taken.pulled,
+            taken.found,
+            fingerprint=fingerprint,
+            trust=wanted.trust,
+            here=made_of,
         )
         # A relative path depends on the working directory, which __init__ may have changed.
         if pulled is None or open_store(wanted.uri).uri != taken.store.uri:
@@ -243,10 +259,10 @@ class Prefetch:
             self._taken.set_result(taken)
 
     def _take(self, store: Store) -> PrefetchedArtifact | None:
-        wanted = ArtifactRequest.of(self._config, deployment=self._deployment, trust=self._trust)
+        wanted = ArtifactRequest.of(self._config, place=self._place, trust=self._trust)
         found = pull.find_fitting(
             store,
-            deployment=wanted.deployment,
+            place=wanted.place,
             trust=wanted.trust,
             fingerprint=None,
             given_up=self._given_up,
@@ -254,7 +270,11 @@ class Prefetch:
         if not found.statements or not found.is_complete:
             return None
         chosen = pull.expect(
-            found, fingerprint=self._here(), trust=wanted.trust, unknown=NOT_YET_KNOWN
+            found,
+            fingerprint=self._here(),
+            trust=wanted.trust,
+            unknown=NOT_YET_KNOWN,
+            here=CodeAndModel(code=self._code),  # `__init__` makes the model
         )
         if isinstance(chosen, str):
             logger.info("fetched nothing from %s during __init__: %s", store.uri, chosen)

@@ -7,11 +7,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from serve_warm import _private_folders
 from serve_warm._records import record
 from serve_warm._spans import COMPILER
+from serve_warm.artifact.code_and_model import CodeAndModel
 from serve_warm.compiler.caches import keep_headers_private
 from serve_warm.compiler.compiled_objects import compile_arguments, reaches_compiled
 from serve_warm.compiler.cpu_target import isa_checks, pin_portable_cpu, require_compiler
@@ -63,6 +65,8 @@ class Prepared:
     """The fingerprint that artifacts are compared with. None if no store is configured and torch
     is not imported."""
     compiles_with: CompilesWith = "nothing"
+    made_of: CodeAndModel = CodeAndModel()
+    """The code and the model, which an artifact should match."""
 
 
 def makes_artifact(application: str, config: WarmupConfig) -> bool:
@@ -109,14 +113,23 @@ class Preparation(StartStep):
             await self._plan_together(inputs, ranks, deadline)
             journal.begin_counting()
             isa_checks()
-            fingerprint = None
+            fingerprint, made_of = None, CodeAndModel(code=self._replica.code)
             # Reading the fingerprint would import torch, which a router does not need.
             if "torch" in sys.modules or self._config.artifact is not None:
                 fingerprint = await self._fingerprint(
                     arguments, needs_compiler=with_ != "libraries"
                 )
                 journal.note_fingerprint(fingerprint)
-        return Prepared(inputs=inputs, fingerprint=fingerprint, compiles_with=with_)
+                made_of = replace(made_of, model=self._digest_model())
+        return Prepared(
+            inputs=inputs, fingerprint=fingerprint, compiles_with=with_, made_of=made_of
+        )
+
+    def _digest_model(self) -> str:
+        from serve_warm.precompile import digest_models
+
+        compiled = [each.callee for each in SESSION.dispatchers]
+        return digest_models([*compiled, *vars(self._replica.owner).values()])
 
     def _compiles_with(self, arguments: Mapping[str, str]) -> CompilesWith:
         if only_libraries(arguments):

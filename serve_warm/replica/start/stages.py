@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from serve_warm.artifact.code_and_model import CodeAndModel
 from serve_warm.compiler import evidence
 from serve_warm.compiler.compiled_objects import (
     reaches_compiled,
@@ -104,6 +105,11 @@ class Warmup:
     def observe(self, observers: Sequence[Observer]) -> None:
         """Call each of `observers` with the report whenever the report changes."""
         self.journal.observe(observers)
+
+    @property
+    def made_of(self) -> CodeAndModel:
+        """The code and model of the replica when its inputs were first asked for."""
+        return self._prepared.made_of
 
     def report(self) -> Report:
         """Return the report of the start so far."""

@@ -221,7 +221,8 @@ def test_an_empty_store_is_a_miss(store: LocalStore):
     """And no refusal: the start is cold, says why, and is proven, so it is not degraded."""
     report = warm_up(StandIn(), artifact=store.uri, on_refused="fail").report()
     assert (report.stage, report.verdict, report.degraded) == (Stage.READY, Verdict.MISS, ())
-    assert f"has no artifact for 'Embedder': {store.root} does not exist" in report.artifact.reason
+    said = f"has no artifact for 'Embedder' of application 'app': {store.root} does not exist"
+    assert said in report.artifact.reason
     assert "check the path and its mount, or build the first artifact" in report.artifact.reason
     assert "serve-warm build APP --store" in report.artifact.reason
     assert report.covered.proven == 2

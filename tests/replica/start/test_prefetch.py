@@ -65,7 +65,7 @@ KERNEL = Path("24", "c244b2rga7kqcbbf2xhyb.so")
 
 
 def begun(replica: StandIn, **settings: Any) -> Prefetch:
-    work = Prefetch(WarmupConfig(**settings), deployment=replica.deployment, trust=replica.trust())
+    work = Prefetch(WarmupConfig(**settings), place=replica.place, trust=replica.trust())
     work.begin()
     return work
 
@@ -389,6 +389,7 @@ def test_dropping_ends_what_is_under_way(store: LocalStore):
 CHOOSING = """
 import sys, threading, time, torch
 from pathlib import Path
+from serve_warm.artifact.manifest import Place
 from serve_warm.config import WarmupConfig
 from serve_warm.replica.start import prefetch
 from serve_warm.replica.start.prefetch import Prefetch
@@ -402,7 +403,8 @@ for name in "is_available device_count _lazy_init get_device_properties get_devi
 trust = unsigned_ok(uri, reason="a test")
 config = WarmupConfig(artifact=uri)
 prefetch.NVIDIA = [Path(driver)]
-work = Prefetch(config, deployment="Embedder", trust=trust)
+place = Place(application="app", deployment="Embedder")
+work = Prefetch(config, place=place, trust=trust)
 work.begin()
 (pulling,) = (thread for thread in threading.enumerate() if thread.name == "serve_warm-prefetch")
 pulling.join(2.0)
@@ -433,10 +435,12 @@ def test_devices_are_asked_for_after_user_code_has_chosen_them(
 
 DYING = """
 import sys, torch
+from serve_warm.artifact.manifest import Place
 from serve_warm.config import WarmupConfig
 from serve_warm.replica.start.prefetch import Prefetch
 
-Prefetch(WarmupConfig(artifact="s3://bucket/artifacts"), deployment="Embedder", trust=None).begin()
+place = Place(application="app", deployment="Embedder")
+Prefetch(WarmupConfig(artifact="s3://bucket/artifacts"), place=place, trust=None).begin()
 sys.stdin.read(1)
 raise SystemExit("__init__ failed")
 """

@@ -8,16 +8,18 @@ import json
 import os
 import secrets
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from artifacts import packed_cache, trusting
+from artifacts import build, packed_cache, trusting
 from believing import public_pem, trust_in
-from serve_warm.artifact.newest_seen import MAX_MARKS, NewestSeen, Variant
+from serve_warm.artifact.code_and_model import CodeAndModel
+from serve_warm.artifact.newest_seen import MAX_MARKS, MAX_USED, NewestSeen, Variant
+from serve_warm.artifact.push import push
 from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stores import list_keys
 from serve_warm.stores.local import LocalStore
@@ -41,12 +43,14 @@ class Site:
     store: LocalStore
     node: Path
 
-    def put(self, *, created: str = NEWER, facts: Any = None) -> str:
+    def put(self, *, created: str = NEWER, **fields: Any) -> str:
         raw = {"cache": packed_cache(self.node / secrets.token_hex(4))}
-        return publish(self.store, here(StandIn()), created=created, raw=raw, facts=facts)
+        manifest, stored = build(built_for=here(StandIn()), created=created, raw=raw, **fields)
+        return push(self.store, manifest, stored, [KEY], on_taken="supersede")
 
-    def start(self, trust: Any = None) -> Report:
+    def start(self, trust: Any = None, *, code: str = "") -> Report:
         replica = StandIn(trust=trusting(KEY) if trust is None else trust)
+        replica.code = code
         return warm_up(replica, artifact=self.store.uri).report()
 
 
@@ -116,10 +120,63 @@ def test_nothing_is_said_of_what_is_as_new_or_from_another_store(site: Site):
     assert [report.warnings for report in reports] == [()] * 4
 
 
+CODE, EDITED = "1" * 16, "2" * 16
+
+
+def test_an_older_artifact_of_the_code_that_runs_is_no_rollback(site: Site):
+    """An operator goes back to the code before an edit, while the store has artifacts of both."""
+    refusing = trusting(KEY, rollback="refuse")
+    older = site.put(created=OLDER, made_of=CodeAndModel(code=CODE))
+    newer = site.put(created=NEWER, made_of=CodeAndModel(code=EDITED))
+    reports = [site.start(refusing, code=code) for code in (EDITED, CODE, EDITED)]
+    assert [report.artifact.statement for report in reports] == [newer, older, newer]
+    assert [report.verdict for report in reports] == [Verdict.FULL_HIT] * 3
+    assert [report.warnings for report in reports] == [()] * 3
+    (line,) = (line for line in reports[1].artifact.trace if line.startswith(older))
+    assert line.endswith(", same code, so it is taken although a newer one fits")
+
+
+@pytest.mark.parametrize("code", [CODE, EDITED], ids=["the same code", "edited code"])
+def test_a_deleted_newest_artifact_is_a_rollback_for_any_code(site: Site, code: str):
+    """An edit must not make the node forget: nothing there fits the new code better."""
+    refusing = trusting(KEY, rollback="refuse")
+    site.put(created=OLDER, made_of=CodeAndModel(code="3" * 16))
+    newest = site.put(created=NEWER, made_of=CodeAndModel(code=CODE))
+    assert site.start(refusing, code=CODE).artifact.statement == newest
+    site.store.delete(newest)
+    assert site.start(refusing, code=code).artifact.refused == "rollback"
+
+
+def test_an_older_artifact_that_was_put_back_is_refused(site: Site):
+    """It matches the code, but so did the newer one, which is gone."""
+    refusing = trusting(KEY, rollback="refuse")
+    vulnerable = site.put(created=OLDER, made_of=CodeAndModel(code=CODE))
+    saved = (site.store.root / vulnerable).read_bytes()
+    assert site.start(refusing, code=CODE).artifact.statement == vulnerable
+    fixed = site.put(created=NEWER, made_of=CodeAndModel(code=CODE))
+    site.store.delete(vulnerable)
+    assert site.start(refusing, code=CODE).artifact.statement == fixed
+    site.store.delete(fixed)
+    site.store.create(vulnerable, saved)
+    assert site.start(refusing, code=CODE).artifact.refused == "rollback"
+
+
+def test_one_mark_holds_the_newest_of_each_code_and_model(seen: NewestSeen):
+    """Those of the oldest artifacts go first: only a newer one makes another a rollback."""
+    for number in range(MAX_USED + 2):
+        made_of = CodeAndModel(code=f"{number:016x}")
+        seen.note(VARIANT, made_of, f"2026-11-20T10:{number // 60:02}:{number % 60:02}.000000Z")
+    used = seen.find_used(VARIANT)
+    assert used is not None
+    assert sorted(made_of.code for made_of in used) == [
+        f"{number:016x}" for number in range(2, MAX_USED + 2)
+    ]
+
+
 def record_of(mark: Path) -> str:
     """Return the name of what stands in the node cache for a mark."""
     fields = json.loads(mark.read_text())
-    fields.pop("created")
+    fields.pop("used")
     return Variant(**fields).record_name
 
 
@@ -176,55 +233,60 @@ def test_what_a_start_did_not_accept_leaves_no_mark(site: Site):
     assert site.start(trusting(KEY, rollback="refuse")).verdict is Verdict.FULL_HIT
 
 
-VARIANT = Variant(store="s3://bucket", deployment="Embedder", fingerprint="00" * 8)
+VARIANT = Variant(
+    store="s3://bucket", application="app", deployment="Embedder", fingerprint="00" * 8
+)
+MADE_OF = CodeAndModel(code="1" * 16, model="2" * 16)
 
 
 def test_the_newest_time_stays(seen: NewestSeen):
     """Noting an older time changes nothing, and a mark can be read by people."""
-    assert seen.created(VARIANT) == ""
+    assert seen.find_used(VARIANT) == {}
     for created in (OLDER, NEWER, OLDER):
-        seen.note(VARIANT, created)
+        seen.note(VARIANT, MADE_OF, created)
     [mark] = seen.folder.iterdir()
-    assert seen.created(VARIANT) == NEWER
+    assert seen.find_used(VARIANT) == {MADE_OF: NEWER}
     assert json.loads(mark.read_text())["deployment"] == "Embedder"
     assert (mark.stat().st_mode & 0o777, seen.folder.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"created": 1}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"{}", b'{"used": [{"created": 1}]}', b"\xff"]
+)
 def test_a_damaged_mark_is_none(seen: NewestSeen, content: bytes):
     """Nothing fails for it, and the next start writes a good one."""
-    seen.note(VARIANT, OLDER)
+    seen.note(VARIANT, MADE_OF, OLDER)
     (seen.folder / VARIANT.file_name).write_bytes(content)
-    assert seen.created(VARIANT) == ""
-    seen.note(VARIANT, OLDER)
-    assert seen.created(VARIANT) == OLDER
+    assert seen.find_used(VARIANT) is None
+    seen.note(VARIANT, MADE_OF, OLDER)
+    assert seen.find_used(VARIANT) == {MADE_OF: OLDER}
 
 
 def test_marks_that_others_could_write_are_neither_read_nor_written(
     seen: NewestSeen, caplog: pytest.LogCaptureFixture
 ):
     """A folder that is open to others costs the notice, and a warning says so."""
-    seen.note(VARIANT, OLDER)
+    seen.note(VARIANT, MADE_OF, OLDER)
     seen.folder.chmod(0o777)
-    seen.note(VARIANT, NEWER)
-    assert seen.created(VARIANT) == ""
+    seen.note(VARIANT, MADE_OF, NEWER)
+    assert seen.find_used(VARIANT) is None
     assert "cannot detect a rollback to an older artifact" in caplog.text
     seen.folder.chmod(0o700)
-    assert seen.created(VARIANT) == OLDER
+    assert seen.find_used(VARIANT) == {MADE_OF: OLDER}
 
 
 def test_marks_do_not_pile_up(seen: NewestSeen):
     """Each build of a laptop has a store of its own for a while: the oldest marks go."""
-    seen.note(VARIANT, OLDER)
+    seen.note(VARIANT, MADE_OF, OLDER)
     for number in range(MAX_MARKS + 3):
         (seen.folder / f"{number}.json").write_text("{}")
-    gone = Variant(store="s3://gone", deployment="Embedder", fingerprint="00" * 8)
-    seen.note(gone, OLDER)
+    gone = replace(VARIANT, store="s3://gone")
+    seen.note(gone, MADE_OF, OLDER)
     os.utime(seen.folder / gone.file_name, (0, 0))
-    seen.note(VARIANT, NEWER)
+    seen.note(VARIANT, MADE_OF, NEWER)
     assert len(list(seen.folder.iterdir())) == MAX_MARKS
-    assert seen.created(VARIANT) == NEWER
-    assert seen.find_created(gone) == ""
+    assert seen.find_used(VARIANT) == {MADE_OF: NEWER}
+    assert seen.find_used(gone) == {}
 
 
 # --- age ------------------------------------------------------------------------------------
