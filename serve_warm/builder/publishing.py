@@ -4,10 +4,16 @@
 
 from __future__ import annotations
 
+import grp
+import os
+import pwd
+import stat
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from serve_warm._records import record
+from serve_warm._store_address import folder_of
 from serve_warm.artifact import catalog, push
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.artifact.unsigned import OfPublished
@@ -35,9 +41,16 @@ class Destination:
     beside the old one."""
 
     @classmethod
-    def of(cls, store: Store, if_published: OfPublished = "refuse") -> Destination:
-        """Return the destination with the given rule."""
-        return cls(store=store, if_published=if_published)
+    def of(cls, store: Store, if_published: OfPublished | None = None) -> Destination:
+        """Return the destination with the given rule, or with the rule for this kind of store.
+
+        In a folder where only this user can publish, a new artifact supersedes the older one, so
+        that a build after an edit works. In a shared store, the variant may be another team's.
+        """
+        return cls(
+            store=store,
+            if_published=if_published or ("supersede" if is_own_folder(store) else "refuse"),
+        )
 
     def refuse_early(self, app: App) -> Look:
         """Return a function that raises if the variant of a starting replica is already published.
@@ -87,6 +100,31 @@ class Destination:
                     self.store, manifest.place, manifest.fingerprint, before[-1]
                 )
         return "refuse"
+
+
+def is_own_folder(store: Store) -> bool:
+    """Return whether a store is a folder, or will be one, where only this user can publish."""
+    folder = folder_of(store.uri)
+    if folder is None:
+        return False
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    is_shared = found.st_mode & stat.S_IWOTH or (
+        found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid)
+    )
+    return found.st_uid == os.geteuid() and not is_shared
+
+
+def _is_private_group(gid: int) -> bool:
+    """Return whether this user is alone in a group, as in a group that is made with the user."""
+    with suppress(KeyError):  # there is no such group, or no such user
+        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
+        return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    return False
 
 
 def find_manifests(store: Store, app: App, statements: Collection[str]) -> list[Manifest | None]:

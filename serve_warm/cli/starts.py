@@ -98,11 +98,10 @@ application_option = click.option(
 @click.option(
     "--if-published",
     type=click.Choice(["refuse", "keep", "supersede"]),
-    default="refuse",
-    show_default=True,
     help="What to do if the store already has this variant. refuse: fail. keep: publish nothing, "
-    "and test the published artifact. supersede: publish the new artifact as well; replicas "
-    "then use the new artifact.",
+    "and test the published artifact. supersede: publish the new artifact as well; replicas use "
+    "the artifact that matches their code and model best, and of several the newest. Default: "
+    "supersede in a folder where only you can write; otherwise, and with --unsigned, refuse.",
 )
 @click.option(
     "--require-level",
@@ -131,7 +130,7 @@ def build(
     image: str,
     builder: str,
     cpu: Cpu | None,
-    if_published: Literal["refuse", "keep", "supersede"],
+    if_published: Literal["refuse", "keep", "supersede"] | None,
     require_level: str | None,
     accept_torch_source: bool,
     as_json: bool,
@@ -159,7 +158,8 @@ def build(
     apps = [imported.app(name, application=application) for name in names]
     results = _build_each(
         apps,
-        Destination.of(open_store(store), if_published),
+        # `sign` accepts only one unsigned artifact.
+        Destination.of(open_store(store), if_published or ("refuse" if unsigned else None)),
         signing=Signing(
             key=key,
             when="later" if unsigned else "now",

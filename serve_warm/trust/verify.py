@@ -89,7 +89,7 @@ def verify(
                 allowed.reason,
             )
             return Verified(payload=opened.payload, how="unsigned_ok")
-    raise _out_of_scope(signers, deployment, store) if signers else _refusal(opened, trust)
+    raise _out_of_scope(signers, deployment, store) if signers else _refusal(opened, trust, store)
 
 
 def check_any_trust(trust: Trust) -> None:
@@ -127,7 +127,7 @@ def _out_of_scope(
     )
 
 
-def _refusal(opened: Envelope, trust: Trust) -> ArtifactRefused:
+def _refusal(opened: Envelope, trust: Trust, store: str) -> ArtifactRefused:
     """Return the most specific refusal for an envelope that no trusted key signed."""
     claimed = {signature.key_id for signature in opened.signatures}
     forged = [key for key in trust.keys if key.id in claimed]
@@ -138,9 +138,17 @@ def _refusal(opened: Envelope, trust: Trust) -> ArtifactRefused:
             reason="bad_signature",
             hint=CHANGED_LATER,
         )
-    found = f"signed by {_show(claimed)}, which is not trusted here"
+    if not claimed:
+        # Trusting one more key would not help.
+        return ArtifactRefused(
+            "the statement has no signature",
+            reason="untrusted",
+            hint="replicas load only signed artifacts. Whoever has a private key that this machine "
+            f"trusts can check and sign this one: serve-warm sign {store or 'STORE'} --unsigned "
+            "--application NAME --deployment NAME --key FILE",
+        )
     return ArtifactRefused(
-        found if claimed else "the statement has no signature",
+        f"signed by {_show(claimed)}, which is not trusted here",
         reason="untrusted",
         hint=how_to_trust(),
     )

@@ -7,6 +7,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import grp
+import os
+import pwd
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,11 +18,13 @@ from typing import Any, cast
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from ray.exceptions import RayActorError
 
 from artifacts import new_key, trusting
 from believing import public_pem
 from reports import FULL
+from serve_warm import cli
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.manifest import Manifest, Place
 from serve_warm.artifact.unsigned import sign_unsigned
@@ -27,9 +32,10 @@ from serve_warm.builder.app import load_app
 from serve_warm.builder.build import _settings, build
 from serve_warm.builder.cluster import build_name, open_cluster
 from serve_warm.builder.provenance import read_provenance
-from serve_warm.builder.publishing import Destination
+from serve_warm.builder.publishing import Destination, is_own_folder
 from serve_warm.builder.round_trips import accept
 from serve_warm.builder.signing import Signing
+from serve_warm.cli import starts
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import AlreadyPublished, BuildFailed, ConfigError
 from serve_warm.fingerprint import Fingerprint, rank_factor
@@ -390,6 +396,72 @@ class Starts:
 def build_on(starts: Starts, store: Destination, **signing: Any) -> Any:
     key = new_key()
     return build_with(trusting(key), key, store, starts, **signing)
+
+
+# Building again ---------------------------------------------------------------------------------
+def published_in(store: Path) -> list[Path]:
+    return sorted(store.glob("statements/*/*/*.json"))
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, None], ids=["private", "readable", "new"])
+def test_a_build_after_an_edit_works_in_a_folder_of_this_user(tmp_path: Path, mode: int | None):
+    """The new artifact is added, and no option is needed."""
+    store = tmp_path / "store"
+    if mode is not None:
+        store.mkdir(mode=mode)
+    built = [
+        build_on(Starts(tmp_path / "none"), Destination.of(open_store(str(store))))
+        for _ in range(2)
+    ]
+    assert [each.published for each in built] == ["new", "new"]
+    assert published_in(store) == sorted(store / each.statement for each in built)
+    assert len(published_in(store)) == 2
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775], ids=["all", "sticky", "a group"])
+def test_a_build_into_a_folder_of_several_users_asks(
+    tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch
+):
+    """There the variant may be another team's, as in a bucket."""
+    monkeypatch.setattr("serve_warm.builder.publishing._is_private_group", lambda _: False)
+    store = tmp_path / "store"
+    store.mkdir()
+    store.chmod(mode)
+    build_on(Starts(tmp_path / "none"), Destination.of(open_store(str(store))))
+    with pytest.raises(AlreadyPublished, match="of application") as refused:
+        build_on(Starts(tmp_path / "none"), Destination.of(open_store(str(store))))
+    assert "--if-published supersede" in refused.value.hint
+    assert len(published_in(store)) == 1
+
+
+def test_which_stores_are_this_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = open_store(str(tmp_path))
+    others = [open_store("s3://bucket/a"), open_store("hf://owner/repo@main")]
+    assert is_own_folder(folder)
+    assert not any(map(is_own_folder, others))
+    group = tmp_path / "of a group"
+    group.mkdir()
+    group.chmod(0o775)
+    mine = grp.getgrgid(group.stat().st_gid)
+    user = pwd.getpwuid(os.geteuid())
+    alone = mine.gr_name == user.pw_name and set(mine.gr_mem) <= {user.pw_name}
+    assert is_own_folder(open_store(str(group))) is alone
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    assert not is_own_folder(folder)
+
+
+def test_an_unsigned_build_does_not_supersede(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`serve-warm sign` accepts only one unsigned artifact in a folder."""
+    asked, built = list[Any](), object()
+    application = SimpleNamespace(warming={"Head": object}, app=lambda *_, **__: None)
+    monkeypatch.setattr(starts, "_import_to_build", lambda _: application)
+    monkeypatch.setattr(starts, "_check_first", lambda *_, **__: None)
+    monkeypatch.setattr(starts, "_build_each", lambda _, to, **__: asked.append(to) or [built])
+    monkeypatch.setattr(starts, "_show_result", lambda *_, **__: None)
+    for options in ((), ("--unsigned",), ("--if-published", "keep")):
+        command = ["build", "a:b", "--store", str(tmp_path), "--all", *options]
+        CliRunner().invoke(cli.serve_warm, command, catch_exceptions=False)
+    assert [to.if_published for to in asked] == ["supersede", "refuse", "keep"]
 
 
 # Gangs: a real one is built in integration/test_gang.py ---------------------------------------
