@@ -9,8 +9,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from serve_warm._package import PACKAGE
 from serve_warm.precompile.calls.signature import module_of
 from serve_warm.precompile.facts.names import ELSEWHERE, digest_of_class, literal, name_of_class
+from serve_warm.private_apis.module_names import DYNAMO
 from serve_warm.private_apis.nn_module import own_buffers, own_modules, own_parameters
 
 if TYPE_CHECKING:
@@ -59,21 +61,29 @@ def digest_models(callees: Iterable[object]) -> str:
     """
     waiting = [found for callee in callees if (found := module_of(callee)) is not None]
     seen, lines = {id(module) for module in waiting}, []
+    digests: dict[type, str] = {}
     while waiting:
         module = waiting.pop()
         children = {name: part for name, part in own_modules(module).items() if part is not None}
-        lines.append(_describe_own(module, children))
         waiting += [part for part in children.values() if id(part) not in seen]
         seen.update(map(id, children.values()))
+        kind = type(module)
+        if kind.__module__.partition(".")[0] == PACKAGE or kind.__module__.startswith(DYNAMO):
+            continue  # a wrapper, which notes an id of this process
+        if kind not in digests:
+            digests[kind] = digest_of_class(kind)
+        lines.append(repr((kind.__name__, digests[kind], *_describe_own(module, children))))
     # In any order, because callables can be compiled in any order.
     text = "\n".join(sorted(lines))
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() if lines else ""
 
 
-def _describe_own(module: torch.nn.Module, children: Iterable[str]) -> str:
+def _describe_own(
+    module: torch.nn.Module, children: Iterable[str]
+) -> tuple[list[str], list[str], list[str]]:
+    """Return a module's own parts, tensors and plain attributes."""
     from torch.nn.parameter import is_lazy
 
-    kind = type(module)
     tensors = [
         f"{name} {tensor.dtype} {'no shape yet' if is_lazy(tensor) else tuple(tensor.shape)}"
         for of in (own_parameters, own_buffers)
@@ -81,9 +91,7 @@ def _describe_own(module: torch.nn.Module, children: Iterable[str]) -> str:
         if tensor is not None
     ]
     plain = [f"{name}={said}" for name, value in vars(module).items() if (said := literal(value))]
-    return repr(
-        (kind.__qualname__, digest_of_class(kind), sorted(children), tensors, sorted(plain))
-    )
+    return sorted(children), tensors, sorted(plain)
 
 
 def describe_model_change(now: Sequence[str], built: Sequence[str]) -> str:
