@@ -16,7 +16,7 @@ class FaultRow(TypedDict):
 
     name: str
     kind: str
-    """`node`, `store`, `trust`, `secret` or `live`."""
+    """`node`, `store`, `application`, `trust`, `secret` or `live`."""
     tries: int
     outcome: str
     said: str
