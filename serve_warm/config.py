@@ -147,9 +147,11 @@ class WarmupConfig(_ClosedModel):
     """What to do if an input is not proven, or is skipped because memory ran out. `serve` marks the
     replica as degraded. With `fail` the replica does not become ready."""
 
-    after_ready: Literal["count", "forbid"] = "count"
-    """What to do if a request needs a compile after READY. With `count`, the replica compiles, and
-    reports this in its log and metrics. With `forbid`, it answers the request with HTTP 503."""
+    after_ready: Literal["count", "eager", "forbid"] = "count"
+    """What to do if a request needs a compile after READY. With `count`, the replica compiles while
+    the user waits, and reports this in its log and metrics. With `eager`, it answers at once with
+    your uncompiled code, and reports the call with an input to declare. With `forbid`, it answers
+    the request with HTTP 503."""
 
     eager_sample: str = "off"
     """Share of calls after READY that are compared with eager execution. `1/1000` compares one in a

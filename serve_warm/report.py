@@ -262,6 +262,38 @@ class EntryUse(Bounded):
     needed a lookup, so repetitions of a call do not count."""
 
 
+class EagerCause(str, Enum):
+    """Why a call after READY ran eagerly. The values are label values of metrics."""
+
+    UNFORESEEN = "unforeseen"
+    """It differs from the declared inputs in structure, sizes, values or settings of torch."""
+    CHANGED = "changed"
+    """The application changed or replaced the object after it was proven."""
+    UPDATE = "update"
+    """A `reconfigure` was being proven."""
+
+
+@record(frozen=True, kw_only=True)
+class EagerCalls(Bounded):
+    """The calls of one kind that ran eagerly after READY, instead of waiting for a compile."""
+
+    callable: str
+    """Class of the module, or name of the function."""
+    call: str
+    """Structure of the arguments, and metadata of the tensors in them."""
+    cause: EagerCause
+    calls: int = 0
+    seconds: float = 0.0
+    """Wall seconds of these calls. On a GPU, the work may end later. Functions of torch.compile
+    itself are not timed."""
+    median_s: float | None = None
+    """Median seconds of the latest calls; None if they are not timed."""
+    reason: str = ""
+    """Why no compiled code fits: the guard that failed, or what has changed."""
+    declare: str = ""
+    """An input to declare for such calls."""
+
+
 class ParityResult(str, Enum):
     """The result of comparing one call with eager execution."""
 
@@ -398,6 +430,8 @@ class Report(Bounded):
     artifact: ArtifactUse | None = None
     entries: tuple[EntryUse, ...] = ()
     """Calls to callables of `serve_warm.compile` so far; empty without an artifact."""
+    eager_calls: tuple[EagerCalls, ...] = ()
+    """Calls after READY that ran eagerly, by kind, most frequent first. Their number is limited."""
     parity: Parity | None = None
     """Comparison of entries with eager execution. None without entries."""
     compiler_imported: str = ""

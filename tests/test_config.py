@@ -235,7 +235,7 @@ def test_all_problems_are_named_at_once_with_their_source():
         *({"deadline_s": 0}, {"deadline_s": -1}, {"pull_deadline_s": 0}),
         *({"input_deadline_s": "10m"}, {"pull_deadline_s": "10m"}, {"deadline_s": "10m"}),
         *({"max_level": 0}, {"max_level": 4}, {"trust": "signers are not Serve's to change"}),
-        *({"after_ready": "eager"}, {"enabled": "perhaps"}, {"on_deadline": None}, {7: "seven"}),
+        *({"after_ready": "later"}, {"enabled": "perhaps"}, {"on_deadline": None}, {7: "seven"}),
     ],
     ids=str,
 )

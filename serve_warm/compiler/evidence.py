@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 
 
@@ -131,36 +130,6 @@ def below(reason: str) -> Iterator[None]:
         _below.reason = before
 
 
-class EagerAnswers:
-    """Requests that run eagerly instead of compiling, while an update is proven."""
-
-    def __init__(self, is_request: Callable[[], bool]) -> None:
-        self.calls: Counter[str] = Counter()
-        """How many calls ran eagerly, by function."""
-        self._is_request = is_request
-
-    def takes(self) -> bool:
-        """Return whether the current call runs eagerly if it would compile.
-
-        Only calls that belong to a request for certain run eagerly. A call on a thread that keeps
-        no context may belong to a replay, which must compile.
-        """
-        return _marked.get() is None and self._is_request()
-
-
-eager_answers: EagerAnswers | None = None
-"""Set while an update is proven. Calls that would compile read this attribute."""
-
-
-@contextlib.contextmanager
-def answer_eagerly(is_request: Callable[[], bool]) -> Iterator[EagerAnswers]:
-    """In the block, run requests eagerly whose calls would compile.
-
-    `is_request` returns whether the current context is that of a request.
-    """
-    global eager_answers  # noqa: PLW0603 - process-wide, like the hooks that read it
-    answers = eager_answers = EagerAnswers(is_request)
-    try:
-        yield answers
-    finally:
-        eager_answers = None
+def is_replay() -> bool:
+    """Return whether the current context is that of a replay."""
+    return _marked.get() is not None

@@ -30,15 +30,22 @@ from typing import Any
 
 from serve_warm._records import record
 from serve_warm._redaction import describe_error, hide_texts
-from serve_warm.compiler import cpp_commands, cuda_graphs, evidence, triton_kernels
+from serve_warm.compiler import (
+    cpp_commands,
+    cuda_graphs,
+    eager_calls,
+    evidence,
+    triton_kernels,
+)
 from serve_warm.compiler.branches import Branches
+from serve_warm.compiler.eager_calls import EagerAnswers
 from serve_warm.compiler.imports import when_imported
 from serve_warm.compiler.switches import find_switch
 from serve_warm.inputs import InputSignature
 from serve_warm.private_apis import dynamo, module_names, patches
 from serve_warm.private_apis.dynamo import GRAPH
 from serve_warm.private_apis.table import BUILD_C, STANCE_CALLBACK
-from serve_warm.report import CompileEvent, Counts
+from serve_warm.report import CompileEvent, Counts, EagerCause
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +119,15 @@ class CompileCounter:
         """If set, serve_warm prevents each compile, and raises the exception that this function
         returns."""
 
+    def is_another(self, called: _Called) -> bool:
+        """Return whether a call's code was compiled for the same sizes, but for other objects."""
+        owners = self._owners.get(called.code, {})
+        known = owners.get(id(called.owner))
+        if called.owner is None or (known is not None and known() is called.owner):
+            return False
+        # Calls of other sizes differ in more than the object.
+        return bool(owners) and called.sizes in self.compiled
+
     def why_another(self, frame: Any) -> str:
         """Note whose method a compiled frame is, and return why it compiles again, if that is why.
 
@@ -121,17 +137,13 @@ class CompileCounter:
         if called.owner is None:
             return ""
         with self._lock:
+            is_another = self.is_another(called)
             owners = self._owners.setdefault(called.code, {})
-            known, others = owners.get(id(called.owner)), len(owners)
-            if known is not None and known() is called.owner:
-                return ""
             for key in [key for key, reference in owners.items() if reference() is None]:
                 del owners[key]
             with contextlib.suppress(TypeError):  # not every object has weak references
                 owners[id(called.owner)] = weakref.ref(called.owner)
-        # Only for calls that were compiled for another object: other calls differ in more.
-        is_known = called.sizes in self.compiled
-        return ANOTHER if others and is_known and self.on_event is not None else ""
+        return ANOTHER if is_another and self.on_event is not None else ""
 
     def counts(self) -> Counts:
         """Return all counts since the watch began."""
@@ -216,6 +228,10 @@ class _WatchedCallback:
 
     def __call__(self, frame: Any, *args: Any) -> Any:
         callback, seen = self._torchdynamo_orig_backend, self._seen
+        answers = eager_calls.answers
+        if answers is not None and answers.takes() and dynamo.would_compile(frame):
+            _note_eager(seen, answers, frame, callback)
+            return _skip_once()
         # After READY, a user must be told which guard of which variant matters.
         why = "" if seen.on_event is None else _why_none_fits(seen, frame, callback)
         # An update may change these at any time.
@@ -343,11 +359,15 @@ def _event(kind: str, frame: Any, *, reason: str = "", seconds: float = 0.0) -> 
         kind=kind,
         function=called.function,
         signature=str(InputSignature.of(called.values)),
-        # A guard quotes strings from the inputs of the earlier variant, which may come from a
-        # request. Torch adds a stack trace in lines of its own.
-        reason=hide_texts(" ".join(reason.partition("User stack trace")[0].split("\n")).rstrip()),
+        reason=_in_one_line(reason),
         seconds=seconds,
     )
+
+
+def _in_one_line(reason: str) -> str:
+    # A guard quotes strings from the inputs of the earlier variant, which may come from a request.
+    # Torch adds a stack trace in lines of its own.
+    return hide_texts(" ".join(reason.partition("User stack trace")[0].split("\n")).rstrip())
 
 
 def _unwrap(function: Any, *, otherwise: CodeType) -> tuple[CodeType, str]:
@@ -418,10 +438,10 @@ def _watch_callbacks(seen: CompileCounter, original: Callable[[Any], Any]) -> Ca
         if calls is not None:
             seen.entered.add(id(callback))
             calls.enter(find_switch() if chosen is None or chosen is False else "")
-        answers = evidence.eager_answers
-        if answers is not None and chosen is not None and chosen is not False and answers.takes():
-            return _Eager(callback, answers)
         if chosen is not callback:
+            answers = eager_calls.answers
+            if answers is not None and chosen and answers.takes():
+                return _Eager(callback, seen, answers)
             if calls is None and seen.on_event is not None and not chosen:
                 seen.note_stance(find_switch())
             if calls is None or chosen is None or chosen is False or not seen.refusing:
@@ -443,17 +463,35 @@ def _watch_callbacks(seen: CompileCounter, original: Callable[[Any], Any]) -> Ca
 
 
 class _Eager:
-    """Runs a frame eagerly that would compile, and counts the call."""
+    """Runs a frame eagerly that would compile, where a stance forbids compiles."""
 
-    def __init__(self, callback: Any, answers: evidence.EagerAnswers) -> None:
+    def __init__(self, callback: Any, seen: CompileCounter, answers: EagerAnswers) -> None:
         self._torchdynamo_orig_backend = callback
+        self._seen = seen
         self._answers = answers
 
     def __call__(self, frame: Any, *_: Any) -> Any:
         if dynamo.would_compile(frame):
-            self._answers.calls[_Called.by(frame).function] += 1
-        dynamo.count_for_fullgraph()
-        return dynamo.skip_once()
+            _note_eager(self._seen, self._answers, frame, self._torchdynamo_orig_backend)
+        return _skip_once()
+
+
+def _note_eager(seen: CompileCounter, answers: EagerAnswers, frame: Any, callback: Any) -> None:
+    called = _Called.by(frame)
+    is_another = seen.is_another(called)
+
+    def why() -> str:
+        if is_another:
+            return ANOTHER
+        return _in_one_line(evidence.why_below() or _why_none_fits(seen, frame, callback))
+
+    call, cause = str(InputSignature.of(called.values)), EagerCause.CHANGED if is_another else None
+    eager_calls.time_in_dynamo(answers.note(called.function, call, why, cause=cause))
+
+
+def _skip_once() -> Any:
+    dynamo.count_for_fullgraph()
+    return dynamo.skip_once()
 
 
 class _Refused:

@@ -16,6 +16,7 @@ import torch
 
 import serve_warm
 from processes import answer_of
+from serve_warm.compiler.eager_calls import EagerAnswers, EagerRecord, answering
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile import building
 from serve_warm.precompile.builders import library as build_library
@@ -24,6 +25,7 @@ from serve_warm.precompile.changes import unchanged as change_checks
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries.table import Entry, EntryTable
 from serve_warm.precompile.libraries import run as library_run
+from serve_warm.report import EagerCause
 
 
 def ramp(rows: int = 3) -> torch.Tensor:
@@ -138,6 +140,16 @@ def spans(call: Callable[[], Any], times: int) -> list[Any]:
             call()
             found.append(watch.counts() - before)
     return found
+
+
+@contextlib.contextmanager
+def answered_eagerly() -> Iterator[EagerRecord]:
+    """Run all calls without compiled code eagerly, and check that nothing compiles."""
+    record, watch = EagerRecord(), watch_process()
+    before = watch.counts()
+    with answering(EagerAnswers(record, EagerCause.UNFORESEEN, takes=lambda: True)):
+        yield record
+    assert (watch.counts() - before).quiet
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from artifacts import build, new_key, packed_cache, trusting
 from compiled import compiled, double, stance
 from outside_serve import OutsideServe
 from serve_warm.artifact.push import push
+from serve_warm.compiler import eager_calls
 from serve_warm.compiler.compiled_objects import compile_arguments
 from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import unwatched_compiles, watch_process
@@ -100,6 +101,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     watch = watch_process()
     watch.forbidden = watch.on_event = None
+    eager_calls.answer_from_now_on(None)
     isa_checks().give({})
 
 

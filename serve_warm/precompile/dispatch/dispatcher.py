@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from serve_warm.compiler import evidence
+from serve_warm.compiler import eager_calls, evidence
 from serve_warm.compiler.compiled_objects import HandedOver
-from serve_warm.compiler.imports import is_imported
 from serve_warm.precompile.calls import signature as call_signature
 from serve_warm.precompile.calls.eagerly import is_eager
 from serve_warm.precompile.calls.forms import Reordered, find_form, order_of
@@ -44,9 +43,10 @@ from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 from serve_warm.precompile.libraries.run import LibraryFailedCleanly, for_known_calls
 from serve_warm.private_apis import nn_module, torch_c
-from serve_warm.report import EntryUse
+from serve_warm.report import EagerCause, EntryUse
 
 if TYPE_CHECKING:
+    from serve_warm.compiler.eager_calls import EagerAnswers
     from serve_warm.precompile.facts.names import Free
     from serve_warm.precompile.parity.checks import Counted
 
@@ -223,10 +223,12 @@ class Dispatcher(HandedOver):
         except SettlingCallDue:
             return self._settling.run(args, kwargs)
         if fn is None:
-            answers = evidence.eager_answers
-            if answers is not None and not is_imported() and answers.takes():
-                answers.calls[self.name] += 1
-                return self.callee(*args, **kwargs)  # `stock` would import torch's compiler
+            answers = self._eager_answers()
+            if answers is not None:
+                call, _, reason = use
+                cause = None if binding.entries else EagerCause.CHANGED
+                kind = answers.note(self.name, call, lambda: reason, cause=cause)
+                return eager_calls.run_eagerly(kind, self.callee, args, kwargs)
             with evidence.below(use[2]):
                 return self._settling.run_below(self.stock, args, kwargs)
         calls = evidence.current
@@ -237,6 +239,16 @@ class Dispatcher(HandedOver):
         except NOT_ANSWERED as error:
             self._counts[use] -= 1
             return self._answer_without(use[0], fn, error, args, kwargs)
+
+    def _eager_answers(self) -> EagerAnswers | None:
+        """Return what records the current call, if the call runs eagerly for want of an entry.
+
+        If torch.compile has code for other calls of this callable, it decides by itself (`watch`).
+        """
+        answers = eager_calls.answers
+        if answers is None or self.first_calls.have_run or not answers.takes():
+            return None
+        return answers
 
     def _choose(
         self,
@@ -267,6 +279,9 @@ class Dispatcher(HandedOver):
         except NoEntry as error:
             if building:
                 table.refused.setdefault((self.name, call), str(error))
+            if not building and self._eager_answers() is not None:
+                # Such calls are recorded apart. A call that was remembered would enter Dynamo.
+                return None, (call, 0, str(error)), ()
             # All calls of a changed model have the same reason.
             use = self._count(call, 1, str(error), of_all=not binding.entries)
         else:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from serve_warm.compiler.eager_calls import run_below
 from serve_warm.precompile.calls.eagerly import eagerly
 from serve_warm.precompile.calls.forms import find_form
 from serve_warm.precompile.calls.signature import Signature
@@ -53,9 +54,9 @@ class SettlingCalls:
     ) -> object:
         """Run a call at level 1. Note whether the first such call changes the callable."""
         if self.first.have_run:
-            return stock(*args, **kwargs)
+            return run_below(stock, args, kwargs)
         self.first.have_run, before = True, state_of(self._callee)
-        value = stock(*args, **kwargs)
+        value = run_below(stock, args, kwargs)
         self.first.make_state |= state_of(self._callee) != before
         return value
 

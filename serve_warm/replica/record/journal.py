@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from serve_warm._records import record
 from serve_warm._redaction import excerpt, join_lines, loggable
 from serve_warm.compiler import cuda_graphs
+from serve_warm.compiler.eager_calls import EagerRecord
 from serve_warm.compiler.imports import IMPORTER, is_imported
 from serve_warm.compiler.watch import EVENTS_KEPT, watch_process
 from serve_warm.config import WarmupConfig
@@ -108,6 +109,7 @@ class Journal:
         self.is_compiler_from_app = False
         """Whether the app imported torch's compiler before the warm-up needed it."""
         self.traffic_log = TrafficLog()
+        self.eager_record = EagerRecord()
         """The log of compiles after READY."""
         self.compiled_early = 0
         """Number of frames compiled in `__init__`."""
@@ -419,6 +421,7 @@ class Journal:
             memory=span.memory(),
             artifact=self.artifact,
             entries=SESSION.uses(),
+            eager_calls=tuple(self.eager_record.calls()),
             parity=self.checks.report() if self.checks is not None else None,
             compiler_imported=self._compiler_imported(),
             compiler_imported_by=IMPORTER.place,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 PERIOD_S = 10.0
 """Minimum seconds between two log lines. A line includes the number of compiles since the previous
 line."""
+
+EAGER_CALL = "eager call"
+"""The kind of events about calls that ran eagerly instead of compiling."""
 
 LOGGED = ("kind", "function", "signature", "seconds", "reason")
 """Facts of an event that are fields of its log record."""
@@ -91,8 +95,9 @@ class TrafficLog:
         """Function and signature of each warm-up compile that the watch still remembers."""
         self.lasting: Collection[int] = ()
         """Native ids of the threads that live as long as the replica."""
-        self._silent_until = 0.0
-        self._unlogged = 0
+        self._silent_until: dict[bool, float] = {}
+        """When the next line may follow (`time.monotonic`), for eager calls and for the rest."""
+        self._unlogged: Counter[bool] = Counter()
 
     def log(
         self,
@@ -106,10 +111,13 @@ class TrafficLog:
 
         `proven_on` contains the native ids of the threads that made compiled calls in the proof.
         """
-        self._unlogged += 1
-        if time.monotonic() < self._silent_until:
+        # Many eager calls must not hide a compile.
+        group = event.kind == EAGER_CALL
+        self._unlogged[group] += 1
+        if time.monotonic() < self._silent_until.get(group, 0.0):
             return
-        self._silent_until = time.monotonic() + PERIOD_S
+        self._silent_until[group] = time.monotonic() + PERIOD_S
+        unlogged = self._unlogged.pop(group)
         logger.warning(
             "after ready: kind=%s function=%s input=[%s] seconds=%.2f%s events=%d; %s",
             event.kind,
@@ -117,13 +125,12 @@ class TrafficLog:
             event.signature,
             event.seconds,
             _describe_reason(event),
-            self._unlogged,
+            unlogged,
             self._advise(event, proven_on, suggest),
             extra=fields(
-                "compile", **{name: getattr(event, name) for name in LOGGED}, events=self._unlogged
+                "compile", **{name: getattr(event, name) for name in LOGGED}, events=unlogged
             ),
         )
-        self._unlogged = 0
 
     def _advise(
         self,

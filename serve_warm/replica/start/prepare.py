@@ -224,10 +224,11 @@ class Preparation(StartStep):
         self, inputs: Sequence[Input], ranks: Ranks, deadline: Deadline
     ) -> None:
         """Check that all ranks agree on the inputs and on `on_unproven`."""
-        if ranks.size > 1 and self._config.after_ready == "forbid":
+        if ranks.size > 1 and self._config.after_ready != "count":
             raise ConfigError(
-                "`after_ready: forbid` does not work with ranks that compute together: if one rank "
-                "refuses a request, the other ranks wait for that rank",
+                f"`after_ready: {self._config.after_ready}` does not work with ranks that compute "
+                "together: if one rank refuses a request or runs other code than the rest, the "
+                "other ranks wait for that rank",
                 hint="use `after_ready: count`, which counts compiles after READY",
             )
         plan = {"inputs": [item.name for item in inputs], "on_unproven": self._config.on_unproven}

@@ -20,10 +20,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from serve_warm.artifact.code_and_model import CodeAndModel
-from serve_warm.compiler import evidence
+from serve_warm.compiler import eager_calls
 from serve_warm.compiler.compiled_objects import (
     reaches_compiled,
 )
+from serve_warm.compiler.eager_calls import EagerAnswers, EagerKind
 from serve_warm.compiler.imports import is_imported
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
@@ -35,6 +36,7 @@ from serve_warm.errors import (
 from serve_warm.node import boot_s
 from serve_warm.replica.record.journal import Journal, Observer, cpu_seconds
 from serve_warm.replica.record.timeline import Timeline
+from serve_warm.replica.record.traffic_log import EAGER_CALL
 from serve_warm.replica.replay import ranks
 from serve_warm.replica.replay.call_evidence import HEALTH_CHECK
 from serve_warm.replica.replay.timed_calls import Deadline
@@ -47,6 +49,7 @@ from serve_warm.replica.start.prepare import Preparation, Prepared
 from serve_warm.replica.start.proof import LATE_UPDATE, Proof
 from serve_warm.report import (
     CompileEvent,
+    EagerCause,
     Report,
     Stage,
     Verdict,
@@ -216,6 +219,15 @@ class Warmup:
         seen.on_event = self._note_in_traffic
         if self._config.after_ready == "forbid":
             seen.forbidden = self._replica.refusal
+        elif self._config.after_ready == "eager":
+            eager_calls.answer_from_now_on(
+                EagerAnswers(
+                    journal.eager_record,
+                    EagerCause.UNFORESEEN,
+                    takes=lambda: True,
+                    on_new=self._note_eager_call,
+                )
+            )
         if journal.checks is not None:
             journal.checks.serve()
         return journal.say_ready()
@@ -236,7 +248,10 @@ class Warmup:
         journal, began_s = self.journal, time.perf_counter()
         seen = watch_process()
         before = seen.counts()
-        with evidence.answer_eagerly(is_request) as answers, self._watch_paused():
+        # Only calls that belong to a request for certain run eagerly: a call on a thread that keeps
+        # no context may belong to a replay.
+        answers = EagerAnswers(journal.eager_record, EagerCause.UPDATE, takes=is_request)
+        with eager_calls.answering(answers), self._watch_paused():
             try:
                 await change()
                 await self._prove_again()
@@ -250,12 +265,12 @@ class Warmup:
                 if raised is not None:  # Serve replaces the replica, unless only its rank changed
                     journal.fail(raised)
         journal.return_to_ready()
-        eager = sum(answers.calls.values())
+        eager = answers.taken
         logger.info(
             "reconfigure: %d compiles in %.1f s%s",
             (seen.counts() - before).compiles,
             time.perf_counter() - began_s,
-            f"; meanwhile, requests called {', '.join(answers.calls)} eagerly {eager} times"
+            f"; meanwhile, requests called {', '.join(eager)} eagerly {eager.total()} times"
             if eager
             else "",
         )
@@ -293,6 +308,11 @@ class Warmup:
     def _note_in_traffic(self, event: CompileEvent) -> None:
         declared = self._prepared.inputs
         self.journal.log_compile(event, lambda event: self._replica.suggest(event, declared))
+
+    def _note_eager_call(self, function: str, call: str, kind: EagerKind) -> None:
+        event = CompileEvent(kind=EAGER_CALL, function=function, signature=call, reason=kind.reason)
+        kind.declare = self._replica.suggest(event, self._prepared.inputs)
+        self.journal.log_compile(event, lambda _: kind.declare)
 
     async def pack(
         self, *, accept_torch_source: bool = False

@@ -24,7 +24,7 @@ from torch import nn
 
 from ray_exports import Exports
 from serve_warm import Input, WarmupMixin, warmup
-from serve_warm.compiler import evidence
+from serve_warm.compiler import eager_calls
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import NotProven, ReplayFailed
 from serve_warm.replica.serve.deployment import replica_of
@@ -137,6 +137,7 @@ def make_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[An
         replica._replica._shown.heartbeat.stop()
     seen = watch_process()
     seen.on_event = seen.forbidden = None
+    eager_calls.answer_from_now_on(None)
 
 
 @pytest.mark.parametrize("after_ready", ["count", "forbid"])
@@ -289,7 +290,7 @@ def test_a_reconfigure_that_raises_fails_the_replica(make):
     assert replica.report["stage"] == "FAILED"
     assert "no such adapter" in replica.report["error"]
     assert seen.on_event is not None
-    assert (seen.on_begin, evidence.eager_answers) == (None, None)
+    assert (seen.on_begin, eager_calls.answers) == (None, None)
 
 
 def test_an_update_during_another_one_waits(make):

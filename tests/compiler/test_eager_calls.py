@@ -1,0 +1,187 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that run eagerly instead of compiling: which they are, and what is recorded about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from compiled import compiled, double, fresh
+from levels import answered_eagerly
+from models import Scaled, close, x
+from serve_warm.compiler import evidence
+from serve_warm.compiler.eager_calls import (
+    KINDS_KEPT,
+    OTHERS,
+    EagerAnswers,
+    EagerRecord,
+    answering,
+)
+from serve_warm.compiler.watch import watch_process
+from serve_warm.report import EagerCalls, EagerCause
+
+# Functions of torch.compile ----------------------------------------------------------------------
+
+
+def test_only_a_call_without_compiled_code_runs_eagerly():
+    """And it names the guard that failed, the arguments, and the code that ran."""
+    function = compiled(double, dynamic=False)
+    function(torch.ones(3))
+    with answered_eagerly() as record:
+        for size in (3, 4, 4, 3):
+            assert torch.equal(function(torch.ones(size)), double(torch.ones(size)))
+
+    (seen,) = record.calls()
+    assert seen.callable.startswith("double (")
+    assert (seen.cause, seen.calls) == (EagerCause.UNFORESEEN, 2)
+    assert "[4]" in seen.call
+    assert "size mismatch" in seen.reason
+
+
+def test_a_call_that_never_compiled_runs_eagerly():
+    function = compiled(double)
+    with answered_eagerly() as record:
+        assert torch.equal(function(torch.ones(3)), double(torch.ones(3)))
+    assert [seen.calls for seen in record.calls()] == [1]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fullgraph": {"fullgraph": True},
+    "dynamic": {"dynamic": True},
+    "graph mode": {"mode": "reduce-overhead", "backend": "inductor"},
+}
+
+
+@pytest.mark.parametrize("options", [pytest.param(o, id=name) for name, o in OPTIONS.items()])
+def test_all_forms_of_torch_compile_run_eagerly(options: dict[str, Any]):
+    arguments = {"backend": "eager", **options}
+    function = torch.compile(fresh(double), **arguments)
+    with answered_eagerly() as record:
+        assert torch.equal(function(torch.ones(3)), double(torch.ones(3)))
+    assert [seen.calls for seen in record.calls()] == [1]
+
+
+def test_a_module_compiled_in_place_runs_eagerly():
+    module = Scaled().eval()
+    module.compile(backend="eager")
+    with answered_eagerly() as record, torch.inference_mode():
+        close(module(x()), module.forward(x()))
+    assert [seen.callable.partition(" ")[0] for seen in record.calls()] == ["forward"]
+
+
+def test_compiled_code_inside_an_eager_call_stays_compiled():
+    """The inner function has code for this call. Only the outer one has not."""
+    inner = compiled(double)
+    with evidence.note_calls() as calls:
+        inner(torch.ones(3))
+        outer = compiled(lambda given: inner(given) + given.sum())
+        calls.threads.clear()
+        with answered_eagerly() as record:
+            outer(torch.ones(3))
+    assert [seen.callable.partition(" ")[0] for seen in record.calls()] == ["<lambda>"]
+    assert calls.threads, "the inner function ran compiled code"
+
+
+def test_after_a_graph_break_the_parts_that_are_compiled_stay_so():
+    """Only the part without code runs eagerly, and the record says which part it was."""
+
+    def broken(given: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        twice = given * 2
+        torch._dynamo.graph_break()
+        return twice.sum() + other * 2
+
+    function = compiled(broken, dynamic=False)
+    function(torch.ones(3), torch.ones(2))
+    with evidence.note_calls() as calls, answered_eagerly() as record:
+        result = function(torch.ones(3), torch.ones(5))
+    assert torch.equal(result, torch.full((5,), 8.0))
+    (seen,) = record.calls()
+    assert "resume" in seen.callable
+    assert calls.threads, "the part before the break ran compiled code"
+
+
+def test_a_replay_compiles_as_ever():
+    """A replica may prove inputs while it answers requests eagerly."""
+    function, watch = compiled(double), watch_process()
+    before = watch.counts()
+    with evidence.note_calls() as calls, calls.of_replay():
+        record = EagerRecord()
+        with answering(EagerAnswers(record, EagerCause.UPDATE, takes=lambda: True)):
+            function(torch.ones(3))
+    assert (watch.counts() - before).compiles == 1
+    assert record.calls() == []
+
+
+# The record --------------------------------------------------------------------------------------
+
+
+def noting(record: EagerRecord) -> tuple[EagerAnswers, list[str]]:
+    new: list[str] = []
+    answers = EagerAnswers(
+        record,
+        EagerCause.UNFORESEEN,
+        takes=lambda: True,
+        on_new=lambda function, call, _: new.append(f"{function}{call}"),
+    )
+    return answers, new
+
+
+def test_a_storm_of_kinds_of_calls_is_counted_in_bounded_memory():
+    """A scanner sends 10,000 texts, each of another length."""
+    record = EagerRecord()
+    answers, new = noting(record)
+    for number in range(10_000):
+        answers.note("forward", f"([{number}])", lambda: "size mismatch").took(0.1)
+    found = record.calls()
+    assert sum(seen.calls for seen in found) == 10_000
+    assert len(found) == len(new) + 1 == KINDS_KEPT + 1
+    assert (found[0].call, found[0].calls) == (OTHERS, 10_000 - KINDS_KEPT)
+    assert sum(seen.seconds for seen in found) == pytest.approx(1000)
+
+
+def test_a_storm_of_callables_is_counted_in_bounded_memory():
+    record = EagerRecord()
+    answers, _ = noting(record)
+    for number in range(10_000):
+        answers.note(f"function {number}", "()", str)
+    found = record.calls()
+    assert sum(seen.calls for seen in found) == 10_000
+    assert len(found) == 2 * KINDS_KEPT + 1
+    assert (found[0].callable, found[0].call) == (OTHERS, OTHERS)
+
+
+def test_a_reason_is_asked_for_once_for_each_kind():
+    record = EagerRecord()
+    answers, new = noting(record)
+    asked: list[int] = []
+
+    def why() -> str:
+        asked.append(1)
+        return "password=geheim" + "x" * 10_000
+
+    for _ in range(3):
+        answers.note("forward", "([3])", why)
+    (seen,) = record.calls()
+    assert (len(asked), new, seen.calls) == (1, ["forward([3])"], 3)
+    assert "geheim" not in seen.reason
+    assert len(seen.reason) < 5_000
+
+
+def test_the_median_is_that_of_the_latest_calls():
+    record = EagerRecord()
+    answers, _ = noting(record)
+    for seconds in (*[9.0] * 100, *[1.0] * 40, *[2.0] * 24):
+        answers.note("forward", "([3])", str).took(seconds)
+    assert record.calls()[0].median_s == 1.0
+
+
+def test_a_call_that_was_not_timed_has_no_median():
+    record = EagerRecord()
+    answers, _ = noting(record)
+    answers.note("forward", "([3])", str)
+    assert record.calls()[0] == EagerCalls(
+        callable="forward", call="([3])", cause=EagerCause.UNFORESEEN, calls=1
+    )
