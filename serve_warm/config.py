@@ -124,14 +124,15 @@ class WarmupConfig(_ClosedModel):
     the built kernels, 2 also loads the entries of level 2, and 3 also loads the libraries of level
     3."""
 
-    on_missing: Literal["compile", "fail"] = "compile"
+    on_missing: Literal["compile", "eager", "fail"] = "compile"
     """What to do if no variant fits, or the store is empty or cannot be reached. `compile` compiles
-    everything, and needs a C++ compiler. With `fail` the replica does not become ready."""
+    everything before READY, and needs a C++ compiler. `eager` replays the inputs once without
+    compiling, and then serves your uncompiled code. With `fail` the replica does not become ready.
+    """
 
-    on_refused: Literal["compile", "fail"] = "compile"
-    """What to do if an artifact is refused. `compile` compiles everything, and needs a C++
-    compiler. With `fail` the replica does not become ready. `fail` also applies if the results of
-    an entry differ from the results of eager execution."""
+    on_refused: Literal["compile", "eager", "fail"] = "compile"
+    """What to do if an artifact is refused. The values are those of `on_missing`. `fail` also
+    applies if the results of an entry differ from the results of eager execution."""
 
     on_partial: Literal["serve", "fail"] = "serve"
     """What to do if an artifact was loaded, but did not contain everything that the start compiled,

@@ -73,6 +73,8 @@ class Verdict(str, Enum):
     compiled."""
     REFUSED = "refused"
     """The artifact failed a check of trust, integrity or format. Everything was compiled."""
+    EAGER = "eager"
+    """No artifact was used, and the policy for this case is `eager`: nothing is compiled."""
     LATE = "late"
     """The deadline passed with `on_deadline: serve`. The replica serves as soon as it can."""
 
@@ -271,6 +273,8 @@ class EagerCause(str, Enum):
     """The application changed or replaced the object after it was proven."""
     UPDATE = "update"
     """A `reconfigure` was being proven."""
+    NO_ARTIFACT = "no_artifact"
+    """The start had no artifact that fits and that is trusted, and the policy is `eager`."""
 
 
 @record(frozen=True, kw_only=True)

@@ -48,11 +48,8 @@ class HandedOver(abc.ABC):
         """Return whether any call has reached the dispatcher."""
 
     @abc.abstractmethod
-    def library_arguments(self) -> str:
-        """Return the compile arguments as text if libraries are requested, or else an empty string.
-
-        Does not need Dynamo.
-        """
+    def arguments_in_words(self) -> str:
+        """Return the compile arguments as text, without Dynamo."""
 
 
 def _find_dispatcher(value: Any) -> HandedOver | None:
@@ -76,9 +73,9 @@ def compile_arguments(owner: Any) -> dict[str, str]:
     """
     found = {}
     for name, value in vars(owner).items():
-        handed_over = _find_dispatcher(value)
-        if handed_over is not None and handed_over.library_arguments():
-            found[name] = handed_over.library_arguments()
+        handed_over = _find_dispatcher(value) or (_region_of(value) if _is_module(value) else None)
+        if handed_over is not None:
+            found[name] = handed_over.arguments_in_words()
             continue
         backends = [_describe(backend) for backend in _backends_of(value)]
         if backends:

@@ -16,9 +16,10 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 
 from serve_warm._redaction import excerpt
-from serve_warm.compiler import evidence
+from serve_warm.inputs import InputSignature
 from serve_warm.report import EagerCalls, EagerCause
 
 KINDS_KEPT = 256
@@ -114,8 +115,8 @@ _in_dynamo = _InDynamo()
 class EagerAnswers:
     """Decides which calls run eagerly, and records them.
 
-    `takes` returns whether the current call does so if it would compile. `on_new` is called with
-    the callable, the call and the kind at the first call of each kind, on the thread of the call.
+    `takes` returns whether the current call runs eagerly if it would compile. `on_new` is called
+    with the callable, the call and the kind at the first call of each kind, on its thread.
     """
 
     def __init__(
@@ -129,17 +130,9 @@ class EagerAnswers:
         self.taken: Counter[str] = Counter()
         """How many calls ran eagerly, by callable."""
         self._record = record
+        self.takes = takes
         self._cause = cause
-        self._wanted = takes
         self._on_new = on_new
-
-    def takes(self) -> bool:
-        """Return whether the current call runs eagerly if it would compile.
-
-        A replay compiles, because that is what it is for. A call on a thread that keeps no context
-        may belong to a replay, too, so `takes` alone decides about such calls.
-        """
-        return not evidence.is_replay() and self._wanted()
 
     def note(
         self,
@@ -179,18 +172,39 @@ def answering(chosen: EagerAnswers) -> Iterator[EagerAnswers]:
         answer_from_now_on(before)
 
 
-def run_eagerly(
-    kind: EagerKind,
+def answer(
+    decided: EagerAnswers,
+    function: str,
     callee: Callable[..., object],
     args: Sequence[object],
     kwargs: Mapping[str, object],
+    *,
+    why: Callable[[], str],
+    cause: EagerCause | None = None,
 ) -> object:
-    """Run and time a call that was noted."""
+    """Run a call eagerly, and record and time it. `why` and `cause` are as for `note`."""
+    kind = decided.note(function, _describe(callee, args, kwargs), why, cause=cause)
     began = time.perf_counter()
     try:
         return callee(*args, **kwargs)
     finally:
         kind.took(time.perf_counter() - began)
+
+
+def _describe(
+    callee: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> str:
+    """Return a call's arguments as text, named as the function of the call names them."""
+    function = getattr(type(callee), "forward", callee)
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    if function is not callee or hasattr(function, "__self__"):
+        names = names[1:]
+    named = {
+        name or f"args[{number}]": value
+        for number, (name, value) in enumerate(zip_longest(names[: len(args)], args))
+    }
+    return str(InputSignature.of({**named, **kwargs}))
 
 
 def run_below(

@@ -23,15 +23,19 @@ from typing import Any, TypeVar, overload
 import torch
 
 from serve_warm._package import AnyCallable, public
+from serve_warm.compiler import eager_calls
 from serve_warm.compiler.switches import NULL_COMPILE, find_off_switch
 from serve_warm.config import environment
 from serve_warm.errors import ConfigError
-from serve_warm.precompile.dispatch.dispatcher import Dispatcher, Shared, is_dynamo_compiling
+from serve_warm.precompile.dispatch.dispatcher import (
+    Dispatcher,
+    Shared,
+    is_dynamo_compiling,
+    name_of,
+)
 from serve_warm.precompile.dispatch.same_code import SAME_CODE
 from serve_warm.precompile.entries.model_tree import has_work
 from serve_warm.precompile.entries.table import PREFIXES
-from serve_warm.precompile.facts.names import STANDS_FOR
-from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 from serve_warm.private_apis import dynamo, nn_module
 from serve_warm.private_apis.dynamo import ORIGINAL, original_of
 from serve_warm.private_apis.nn_module import (
@@ -85,18 +89,8 @@ def compile(  # noqa: A001 - as in torch
         return functools.partial(compile, level=level, **arguments)
     if returns_unchanged("serve_warm.compile", arguments):
         return target
-    if level == LIBRARY_LEVEL and isinstance(target, torch.nn.Module):
-        return LightModule(target, arguments)
     if isinstance(target, torch.nn.Module):
-        module = _compile_with_torch(target, arguments)
-        module.__class__ = _make_module_class()
-        dispatcher = Dispatcher(
-            target, stock=module.forward, torch_compiled=lambda: module, arguments=arguments
-        )
-        object.__setattr__(module, "_serve_warm", dispatcher)
-        # Some libraries call `model.forward(x)`, for example sentence-transformers.
-        object.__setattr__(module, "forward", _forward_of(dispatcher, module.forward))
-        return module
+        return LightModule(target, arguments, level=level)
     if not callable(target):
         raise ConfigError(
             f"serve_warm.compile got a {type(target).__name__}, which is not callable",
@@ -140,11 +134,8 @@ def compile_regions(
     found = _find_repeated(model) if blocks is None else _find_named(model, blocks)
     if returns_unchanged("serve_warm.compile_regions", arguments):
         return model
-    # torch.compile runs only when a call needs it, which saves a start with an artifact 1 to 2 ms
-    # per block (2.11, 2.13).
-    stocks = [_WhenCalled(nn_module.call_of(block), arguments) for block in found]
-    stocks[0].get_compiled()  # so that wrong arguments fail here, and not in the first request
-    for block, stock in zip(found, stocks, strict=True):
+    for block in found:
+        stock = _WhenCalled(nn_module.call_of(block), arguments)
         # The block's state_dict, hooks and attributes stay the same.
         dispatcher = Dispatcher(
             stock.target, stock=stock, torch_compiled=stock.get_compiled, arguments=arguments
@@ -229,60 +220,6 @@ def _call_forward(module: Any, *args: object, **kwargs: object) -> object:
     return module.forward(*args, **kwargs)
 
 
-OWN_FORWARD = "_serve_warm_own_forward"
-"""Attribute that marks a compiled module whose `forward` was set by the user. Other modules do not
-have this attribute, because facts contain the keys of a module's `__dict__`."""
-
-
-def _forward_of(dispatcher: Dispatcher, stock: object) -> Callable[..., object]:
-    """Return the function for `model.forward`.
-
-    The returned function is marked with `STANDS_FOR`, so facts describe torch's own function.
-    """
-
-    def forward(*args: object, **kwargs: object) -> object:
-        return dispatcher(*args, **kwargs)
-
-    setattr(forward, STANDS_FOR, stock)
-    return forward
-
-
-@functools.cache
-def _make_module_class() -> type:
-    # Created on first use: its base class is in Dynamo, which takes a second to import.
-    base: Any = dynamo.compiled_module_class()
-
-    class CompiledModule(base):  # type: ignore[misc]
-        """torch.compile's module, with a dispatcher that receives each call first."""
-
-        def __call__(self, *args: object, **kwargs: object) -> object:
-            state = self.__dict__
-            if (
-                state[FORWARD_HOOKS]  # nn.Module's call fires them
-                or state[FORWARD_PRE_HOOKS]
-                or OWN_FORWARD in state
-            ):
-                return super().__call__(*args, **kwargs)
-            return state["_serve_warm"](*args, **kwargs)
-
-        def __setattr__(self, name: str, value: object) -> None:
-            super().__setattr__(name, value)
-            if name == "forward":
-                object.__setattr__(self, OWN_FORWARD, True)
-
-        def __bool__(self) -> bool:
-            # The base class defines `__len__`, which raises if the wrapped module has no length.
-            # Without this method, `__len__` would run when Dynamo tests the truth of callables
-            # inside another graph (seen in 2.11).
-            return bool(original_of(self))
-
-        def __reduce__(self) -> tuple[object, ...]:
-            arguments = self.__dict__["_serve_warm"].arguments
-            return functools.partial(compile, **arguments), (original_of(self),)
-
-    return CompiledModule
-
-
 class LightModule(torch.nn.Module):
     """Mimics torch.compile's module without importing torch's compiler.
 
@@ -294,7 +231,9 @@ class LightModule(torch.nn.Module):
     libraries such as diffusers and accelerate unwrap only such modules.
     """
 
-    def __init__(self, module: torch.nn.Module, arguments: Mapping[str, object]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, arguments: Mapping[str, object], *, level: int
+    ) -> None:
         super().__init__()
         own_modules(self)[ORIGINAL] = module
         stock = _WhenCalled(module, arguments)
@@ -303,7 +242,7 @@ class LightModule(torch.nn.Module):
             stock=stock,
             torch_compiled=stock.get_compiled,
             arguments=arguments,
-            level=LIBRARY_LEVEL,
+            level=level,
         )
         object.__setattr__(self, "_serve_warm", dispatcher)
 
@@ -372,8 +311,9 @@ class LightModule(torch.nn.Module):
         return sorted({*vars(self), *dir(type(self)), *dir(original_of(self))})
 
     def __reduce__(self) -> tuple[object, ...]:
-        arguments = self.__dict__["_serve_warm"].arguments
-        return functools.partial(compile, level=LIBRARY_LEVEL, **arguments), (original_of(self),)
+        dispatcher = self.__dict__["_serve_warm"]
+        made = functools.partial(compile, level=dispatcher.level, **dispatcher.arguments)
+        return made, (original_of(self),)
 
 
 class _WhenCalled:
@@ -389,6 +329,10 @@ class _WhenCalled:
     def __call__(self, *args: object, **kwargs: object) -> object:
         compiled = self._compiled
         if compiled is None:
+            answers = eager_calls.answers
+            if answers is not None and answers.takes():
+                name = name_of(self.target)
+                return eager_calls.answer(answers, name, self.target, args, kwargs, why=str)
             compiled = self.get_compiled()
         if self._is_module:
             return _call_forward(compiled, *args, **kwargs)
@@ -416,21 +360,11 @@ class _CompiledFunction:
         self._function = function
         self._arguments = arguments
         shared = SAME_CODE.find_shared(function, arguments, level)
-        stock: Callable[..., object]
-        # torch.compile has accepted the arguments of the callables that share something.
-        if level == LIBRARY_LEVEL or shared is not None:
-            stock = delayed = _WhenCalled(function, arguments)
-            torch_compiled = delayed.get_compiled
-        else:
-            stock = _compile_with_torch(function, arguments)
-
-            def torch_compiled() -> Callable[..., object]:
-                return stock
-
+        stock = _WhenCalled(function, arguments)
         self._serve_warm = Dispatcher(
             function,
             stock=stock,
-            torch_compiled=torch_compiled,
+            torch_compiled=stock.get_compiled,
             arguments=arguments,
             level=level,
             shared=shared,

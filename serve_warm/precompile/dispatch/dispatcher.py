@@ -70,7 +70,7 @@ class Shared:
     def __init__(
         self, callee: Callable[..., object], arguments: Mapping[str, object], level: int
     ) -> None:
-        self.name = _name_of(callee)
+        self.name = name_of(callee)
         self.arguments = _in_words(arguments, level)
         self.counts = CallCounts(self.name)
         self.first_calls = FirstCalls()
@@ -176,9 +176,12 @@ class Dispatcher(HandedOver):
             raise TypeError(f"cannot copy or pickle the dispatcher of {self.name}")
         return self._of.__get__, (self.callee.__self__,)
 
-    def library_arguments(self) -> str:
-        """Return the compile arguments as text if libraries are requested, else an empty string."""
-        return _in_words(self.arguments, self.level) if self.level == LIBRARY_LEVEL else ""
+    def arguments_in_words(self) -> str:
+        """Return the compile arguments as text; for level 2, it begins with the backend."""
+        words = _in_words(self.arguments, self.level)
+        if self.level == LIBRARY_LEVEL:
+            return words
+        return f"{self.arguments.get('backend', 'inductor')}: {words}"
 
     def was_called(self) -> bool:
         """Return whether any call has reached the dispatcher while entries could answer it."""
@@ -225,11 +228,13 @@ class Dispatcher(HandedOver):
         if fn is None:
             answers = self._eager_answers()
             if answers is not None:
-                call, _, reason = use
                 cause = None if binding.entries else EagerCause.CHANGED
-                kind = answers.note(self.name, call, lambda: reason, cause=cause)
-                return eager_calls.run_eagerly(kind, self.callee, args, kwargs)
+                return eager_calls.answer(
+                    answers, self.name, self.callee, args, kwargs, why=lambda: use[2], cause=cause
+                )
             with evidence.below(use[2]):
+                if not self.first_calls.have_run:
+                    self.torch_compiled()  # it sets an attribute of a module (2.13)
                 return self._settling.run_below(self.stock, args, kwargs)
         calls = evidence.current
         if calls is not None:
@@ -424,7 +429,8 @@ def _why_not_run(fn: Callable[..., object], error: BaseException) -> str:
     return f"it cannot find an object that the build used: {type(error).__name__}: {error}"
 
 
-def _name_of(callee: Callable[..., object]) -> str:
+def name_of(callee: Callable[..., object]) -> str:
+    """Return the name of a callable in reports."""
     if isinstance(callee, torch.nn.Module):
         return f"{type(callee).__module__}.{type(callee).__qualname__}"
     owner = getattr(callee, "__self__", None)

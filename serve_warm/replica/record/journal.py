@@ -151,6 +151,10 @@ class Journal:
         self.artifact = use
         self.verdict = verdict or self.verdict
 
+    def note_eager(self) -> None:
+        """Record that this start compiles nothing."""
+        self.verdict = Verdict.EAGER
+
     def note_loaded(self, *, narrow: Sequence[str], unvaried: Sequence[str], varied: str) -> None:
         """Record that the artifact is loaded, and what its build said about the inputs.
 
@@ -383,7 +387,7 @@ class Journal:
     def note_nothing_compiles(self, text: str) -> None:
         """Record that this app compiles nothing, so a cache miss does not count."""
         self.warnings.append(text)
-        if self.verdict is Verdict.MISS and self.artifact is not None:
+        if self.verdict in (Verdict.MISS, Verdict.EAGER) and self.artifact is not None:
             # A missing artifact is normal here, because `serve-warm build` publishes none for such
             # an app.
             self.verdict = Verdict.OFF

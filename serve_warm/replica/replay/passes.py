@@ -124,6 +124,20 @@ class Replay:
         for item in self.progress.inputs:
             await self._calls.replay(item)
 
+    async def run_eagerly(self, why: str) -> None:
+        """Replay all inputs once, in a start that compiles nothing. Proves nothing, because `why`.
+
+        The replay finds errors, and makes what the first calls make: memory of the allocator, state
+        of lazy modules, choices of cuDNN.
+
+        Raises:
+            ReplayFailed: an input raised an exception, or all inputs ran out of memory.
+            WarmupTimeout: a deadline passed.
+        """
+        await self._one_pass()
+        self.progress.unproven.update((item.name, why) for item in self.progress.inputs)
+        self.progress.unproven.update(self.progress.left_out)
+
     async def until(self, is_done: Callable[[], bool]) -> None:
         """Replay each input at most once, smallest first, until `is_done()` returns True.
 

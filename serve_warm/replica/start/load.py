@@ -30,6 +30,7 @@ from serve_warm.artifact.newest_seen import NewestSeen, Variant
 from serve_warm.artifact.pull import Pulled, pull
 from serve_warm.compiler.caches import forget_compiled
 from serve_warm.compiler.cpu_target import isa_checks, require_compiler
+from serve_warm.compiler.imports import is_imported
 from serve_warm.compiler.switches import find_off_switch
 from serve_warm.config import environment
 from serve_warm.errors import (
@@ -80,18 +81,20 @@ class Loaded:
     """How the start uses the artifact; None if no artifact is configured."""
     has_libraries: bool = False
     """Whether the artifact has libraries, and all of them can be used."""
+    is_eager: bool = False
+    """Whether the policy is `eager` for the reason why there is no artifact."""
     missing: WarmupFailed | None = None
     """The error for `on_missing: fail`, kept while the start has found no compiled code. The error
     is raised later if the app turns out to have compiled code."""
 
     def needs_compiler(self, compiles_with: CompilesWith) -> bool:
         """Whether the start needs torch's compiler but has not imported it yet."""
-        if compiles_with == "torch" or self.has_libraries:
+        if self.is_eager or self.has_libraries or is_imported():
             return False
         # No libraries are loaded here. If the app asks for libraries, something must be compiled.
         # If no compiled code was found so far, a model that is created later may have entries in
         # the artifact.
-        return compiles_with == "libraries" or (self.artifact is not None and self.artifact.in_use)
+        return compiles_with != "nothing" or (self.artifact is not None and self.artifact.in_use)
 
 
 class Loading(StartStep):
@@ -116,26 +119,27 @@ class Loading(StartStep):
             loaded = await self._load_from(uri, prepared, prepared.fingerprint, deadline)
         loaded = await self._agree(loaded, ranks, deadline)
         if loaded.needs_compiler(prepared.compiles_with):
-            self._import_compiler()
+            self._import_compiler(prepared)
         return loaded
 
-    def _import_compiler(self) -> None:
+    def _import_compiler(self, prepared: Prepared) -> None:
         with self._journal.timed(Stage.PENDING):
             prepare_compiler(self._start)
-        require_compiler(environment())
+        if prepared.compiles_with != "torch":
+            require_compiler(environment())
 
-    async def go_on_without(self, refusal: ArtifactRefused, prepared: Prepared) -> None:
-        """Refuse the loaded artifact, whose code raised an error, and compile everything.
+    async def go_on_without(self, refusal: ArtifactRefused, prepared: Prepared) -> Loaded:
+        """Refuse the loaded artifact, whose code raised an error, and return what is used instead.
 
         Raises:
             WarmupFailed: `on_refused` is `fail`.
             CompilerMissing: something must be compiled, and there is no compiler.
         """
-        self._put_aside(Verdict.REFUSED, refusal)
-        self._start_cold(Verdict.REFUSED, refusal, self._config.on_refused)
-        if prepared.compiles_with != "torch":
-            self._import_compiler()
+        loaded = self._go_without(self._put_aside(Verdict.REFUSED, refusal), refusal)
+        if loaded.needs_compiler(prepared.compiles_with):
+            self._import_compiler(prepared)
         forget_compiled()
+        return loaded
 
     async def _agree(self, loaded: Loaded, ranks: Ranks, deadline: Deadline) -> Loaded:
         """Discard this rank's artifact if another rank has no artifact, and return the result.
@@ -160,7 +164,7 @@ class Loading(StartStep):
                 )
             )
             loaded = self._put_aside(Verdict.MISS, error)
-            self._start_cold(Verdict.MISS, error, self._config.on_missing)
+            loaded = self._go_without(loaded, error)
         return loaded
 
     async def _load_from(
@@ -192,14 +196,10 @@ class Loading(StartStep):
             loaded = self._put_aside(Verdict.MISS, error)
             if prepared.compiles_with == "nothing":
                 logger.info("no artifact found, but the app compiles nothing: %s", error.message)
-                missing = self._failure(Verdict.MISS, error, self._config.on_missing)
-                return replace(loaded, missing=missing)
-            self._start_cold(Verdict.MISS, error, self._config.on_missing)
-            return loaded
+                return replace(loaded, missing=self._failure(Verdict.MISS, error))
+            return self._go_without(loaded, error)
         except ArtifactRefused as refusal:
-            loaded = self._put_aside(Verdict.REFUSED, refusal)
-            self._start_cold(Verdict.REFUSED, refusal, self._config.on_refused)
-            return loaded
+            return self._go_without(self._put_aside(Verdict.REFUSED, refusal), refusal)
         facts = pulled.chosen.manifest.facts
         journal.note_loaded(
             narrow=[*map(str, facts.get(NARROW) or ())][:MOST_LINES],
@@ -372,10 +372,12 @@ class Loading(StartStep):
         SESSION.unload()
         return Loaded(verdict=verdict, artifact=unused)
 
-    def _failure(
-        self, verdict: Verdict, error: ServeWarmError, policy: Literal["compile", "fail"]
-    ) -> WarmupFailed | None:
-        if policy == "compile":
+    def _policy(self, verdict: Verdict) -> Literal["compile", "eager", "fail"]:
+        is_miss = verdict is Verdict.MISS
+        return self._config.on_missing if is_miss else self._config.on_refused
+
+    def _failure(self, verdict: Verdict, error: ServeWarmError) -> WarmupFailed | None:
+        if self._policy(verdict) != "fail":
             return None
         setting = "on_missing" if verdict is Verdict.MISS else "on_refused"
         return WarmupFailed(
@@ -384,17 +386,19 @@ class Loading(StartStep):
             stage=self._journal.stage.value,
         )
 
-    def _start_cold(
-        self, verdict: Verdict, error: ServeWarmError, policy: Literal["compile", "fail"]
-    ) -> None:
-        """Log why this start compiles, or raise if the policy is `fail`."""
-        if (failure := self._failure(verdict, error, policy)) is not None:
+    def _go_without(self, loaded: Loaded, error: ServeWarmError) -> Loaded:
+        """Log why this start compiles or runs eagerly, or raise if the policy is `fail`."""
+        verdict = loaded.verdict
+        if (failure := self._failure(verdict, error)) is not None:
             raise failure from error
+        is_eager = self._policy(verdict) == "eager"
         # Log one line that says what was tried, what was found and what to do.
         words = join_lines(str(error))
         fields = self._journal.log_fields("artifact", verdict=verdict.value, reason=words)
         why = f" reason={error.reason}" if isinstance(error, ArtifactRefused) else ""
-        logger.warning("verdict=%s%s, compiling cold: %s", verdict.value, why, words, extra=fields)
+        does = "running eagerly" if is_eager else "compiling cold"
+        logger.warning("verdict=%s%s, %s: %s", verdict.value, why, does, words, extra=fields)
+        return replace(loaded, is_eager=is_eager)
 
 
 def _use_of(uri: str, pulled: Pulled) -> ArtifactUse:

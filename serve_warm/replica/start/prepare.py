@@ -103,7 +103,8 @@ class Preparation(StartStep):
             self._choose_cpu()
             arguments = compile_arguments(self._replica.owner)
             with_ = self._compiles_with(arguments)
-            if with_ == "torch":
+            # Otherwise the start may do without it, which shows as soon as the artifact is known.
+            if with_ == "torch" and not self._may_run_eagerly:
                 prepare_compiler(self._start)
                 self._need_compiler(arguments)
             self._warn_of_remote_caches()
@@ -130,6 +131,11 @@ class Preparation(StartStep):
 
         compiled = [each.callee for each in SESSION.dispatchers]
         return digest_models([*compiled, *vars(self._replica.owner).values()])
+
+    @property
+    def _may_run_eagerly(self) -> bool:
+        config = self._config
+        return config.artifact is not None and "eager" in (config.on_missing, config.on_refused)
 
     def _compiles_with(self, arguments: Mapping[str, str]) -> CompilesWith:
         if only_libraries(arguments):

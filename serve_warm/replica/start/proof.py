@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from serve_warm._redaction import describe_error, excerpt, loggable
 from serve_warm.compiler import cuda_graphs, evidence
@@ -61,6 +61,10 @@ UNCOVERED = "uncovered: "
 
 METHOD = "a method that no input calls: "
 """How the line about a method that no input calls begins."""
+
+
+RAN_EAGERLY = "ran eagerly, because there is no artifact and the policy is 'eager'"
+"""Why an input is not proven in a start that compiles nothing."""
 
 
 OTHER_BUILD = (
@@ -207,6 +211,24 @@ class Proof(StartStep):
         journal.enter(Stage.PROVING)
         with journal.timed(Stage.PROVING):
             await replay.prove(attempts=PROOF_ATTEMPTS if is_quiet else 1)
+
+    async def replay_eagerly(
+        self, prepared: Prepared, deadline: Deadline, *, has_run: Callable[[], bool]
+    ) -> None:
+        """Replay the inputs once in a start that compiles nothing.
+
+        `has_run` returns whether any of them would have compiled.
+        """
+        journal = self._journal
+        replay = self.new_replay(prepared, deadline)
+        self._replays.append(replay)
+        journal.follow(replay.progress)
+        journal.stay_in(Stage.REPLAYING)
+        with journal.timed(Stage.REPLAYING):
+            await replay.run_eagerly(RAN_EAGERLY)
+        if not has_run():
+            replay.progress.has_compiled = False
+            self._say_nothing_compiles()
 
     async def prove_update(self, prepared: Prepared, deadline: Deadline) -> None:
         """Prove the inputs again while requests arrive, and replay them first if they compile.

@@ -20,11 +20,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from serve_warm.artifact.code_and_model import CodeAndModel
-from serve_warm.compiler import eager_calls
+from serve_warm.compiler import eager_calls, evidence
 from serve_warm.compiler.compiled_objects import (
     reaches_compiled,
 )
-from serve_warm.compiler.eager_calls import EagerAnswers, EagerKind
+from serve_warm.compiler.eager_calls import EagerAnswers, EagerKind, EagerRecord
 from serve_warm.compiler.imports import is_imported
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
@@ -85,6 +85,8 @@ class Warmup:
         self._prefetched = prefetched
         self._end_process = end_process
         self._in_gang = in_gang
+        self._is_eager = False
+        """Whether this replica compiles nothing."""
         self._is_late = False
         """Whether a deadline has passed and the policy is to serve."""
         self._prepared = Prepared()
@@ -139,6 +141,7 @@ class Warmup:
         """
         journal = self.journal
         journal.begin(is_compiler_from_app=is_imported())
+        eager_calls.answer_from_now_on(None)  # of an earlier start of this process
         start = time.perf_counter()
         deadline = Deadline(self._config.deadline_s)
         if self._prefetched is not None:
@@ -172,6 +175,9 @@ class Warmup:
             prepared = await Preparation(self._start).prepare(group, deadline)
             self._prepared = prepared
             loaded = await loading.load(prepared, group, deadline)
+            if loaded.is_eager:
+                await self._run_eagerly(prepared, deadline)
+                return
             self._prepared = prepared = await proof.add_health_check(prepared, deadline)
             try:
                 await proof.replay_and_compare(prepared, deadline)
@@ -179,8 +185,10 @@ class Warmup:
                 refusal = None if self._is_late else await proof.blame_artifact(error, loaded)
                 if refusal is None:
                     raise
-                await loading.go_on_without(refusal, prepared)
                 self.journal.follow_checks(None)
+                if (await loading.go_on_without(refusal, prepared)).is_eager:
+                    await self._run_eagerly(prepared, deadline)
+                    return
                 await proof.replay_and_compare(prepared, deadline)
             if loaded.verdict is Verdict.FULL_HIT:  # an artifact has the build's result
                 proof.look_at_build(prepared.inputs)
@@ -193,6 +201,21 @@ class Warmup:
             self._refuse_partial()
             # Ranks become ready together, because a first request would wait for the other ranks.
             await group.agree("being ready", None, timeout_s=deadline.left())
+
+    async def _run_eagerly(self, prepared: Prepared, deadline: Deadline) -> None:
+        """From now on, run all calls eagerly, and replay the inputs once."""
+        self._is_eager = True
+        self.journal.note_eager()
+        answers = EagerAnswers(EagerRecord(), EagerCause.NO_ARTIFACT, takes=lambda: True)
+        eager_calls.answer_from_now_on(answers)
+        await self._proof.replay_eagerly(prepared, deadline, has_run=lambda: bool(answers.taken))
+
+    def _answer_eagerly(self, cause: EagerCause, *, takes: Callable[[], bool]) -> None:
+        eager_calls.answer_from_now_on(
+            EagerAnswers(
+                self.journal.eager_record, cause, takes=takes, on_new=self._note_eager_call
+            )
+        )
 
     def _refuse_partial(self) -> None:
         """Raise WarmupFailed if the artifact has gaps, and `on_partial` is `fail`."""
@@ -217,17 +240,13 @@ class Warmup:
         # The deadline may have passed before counting began. Count compiles in traffic anyway.
         seen = watch_process()
         seen.on_event = self._note_in_traffic
-        if self._config.after_ready == "forbid":
+        if self._config.after_ready == "forbid" and not self._is_eager:
             seen.forbidden = self._replica.refusal
+        elif self._is_eager:
+            self._answer_eagerly(EagerCause.NO_ARTIFACT, takes=lambda: True)
         elif self._config.after_ready == "eager":
-            eager_calls.answer_from_now_on(
-                EagerAnswers(
-                    journal.eager_record,
-                    EagerCause.UNFORESEEN,
-                    takes=lambda: True,
-                    on_new=self._note_eager_call,
-                )
-            )
+            # A replay compiles, because that is what it is for.
+            self._answer_eagerly(EagerCause.UNFORESEEN, takes=lambda: not evidence.is_replay())
         if journal.checks is not None:
             journal.checks.serve()
         return journal.say_ready()
@@ -250,8 +269,15 @@ class Warmup:
         before = seen.counts()
         # Only calls that belong to a request for certain run eagerly: a call on a thread that keeps
         # no context may belong to a replay.
-        answers = EagerAnswers(journal.eager_record, EagerCause.UPDATE, takes=is_request)
-        with eager_calls.answering(answers), self._watch_paused():
+        answers = EagerAnswers(
+            journal.eager_record,
+            EagerCause.UPDATE,
+            takes=lambda: not evidence.is_replay() and is_request(),
+        )
+        with contextlib.ExitStack() as updating:
+            if not self._is_eager:
+                updating.enter_context(eager_calls.answering(answers))
+            updating.enter_context(self._watch_paused())
             try:
                 await change()
                 await self._prove_again()
@@ -303,7 +329,10 @@ class Warmup:
         health = [item for item in self._prepared.inputs if item.target_name == HEALTH_CHECK]
         inputs = (*inputs, *(item for item in health if item.target_name not in known))
         self._prepared = dataclasses.replace(self._prepared, inputs=inputs)
-        await self._proof.prove_update(self._prepared, deadline)
+        if self._is_eager:
+            await self._proof.replay_eagerly(self._prepared, deadline, has_run=lambda: True)
+        else:
+            await self._proof.prove_update(self._prepared, deadline)
 
     def _note_in_traffic(self, event: CompileEvent) -> None:
         declared = self._prepared.inputs

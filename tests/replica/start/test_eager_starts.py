@@ -1,0 +1,97 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""`on_missing: eager` and `on_refused: eager`: a start without an artifact compiles nothing."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from serve_warm.compiler import eager_calls
+from serve_warm.compiler.watch import watch_process
+from serve_warm.errors import ReplayFailed
+from serve_warm.inputs import Input
+from serve_warm.report import Report, Stage, Verdict
+from serve_warm.stores.local import LocalStore
+from starts import (  # noqa: F401 - fixtures
+    StandIn,
+    failed,
+    offer,
+    process,
+    stages_of,
+    store_fixture,
+    tampered,
+    warm_up,
+)
+
+
+def test_a_start_that_misses_is_ready_without_compiling(store: LocalStore, caplog):
+    """The inputs are replayed once, and traffic runs eagerly and is counted."""
+    told: list[Report] = []
+    replica, before = StandIn(), watch_process().counts()
+    with caplog.at_level(logging.WARNING):
+        warmup = warm_up(replica, told.append, artifact=store.uri, on_missing="eager")
+    report = warmup.report()
+
+    assert (watch_process().counts() - before).quiet
+    assert (report.verdict, report.degraded) == (Verdict.EAGER, ())
+    assert stages_of(told)[-2:] == ["REPLAYING", "READY"]
+    assert replica.calls == ["size 3", "size 2"]
+    assert "no artifact for" in report.artifact.reason
+    assert all("ran eagerly" in each.note and not each.proven for each in report.inputs)
+    assert report.eager_calls == ()
+    assert [r.message.partition(":")[0] for r in caplog.records] == [
+        "verdict=miss, running eagerly"
+    ]
+
+    replica.owner.model(torch.ones(9))
+    (seen,) = warmup.report().eager_calls
+    assert (seen.cause.value, seen.calls) == ("no_artifact", 1)
+    assert (watch_process().counts() - before).quiet
+
+
+def test_a_refused_artifact_has_a_policy_of_its_own(store: LocalStore):
+    replica = StandIn()
+    offer(store, replica)
+    tampered(store)
+    before = watch_process().counts()
+    report = warm_up(replica, artifact=store.uri, on_refused="eager").report()
+    assert (watch_process().counts() - before).quiet
+    assert report.verdict is Verdict.EAGER
+    assert report.artifact.refused
+    again = warm_up(StandIn(), artifact=store.uri, on_missing="eager").report()
+    assert again.verdict is Verdict.REFUSED
+    assert again.warmup.compiles
+
+
+def test_an_input_that_fails_eagerly_fails_the_start(store: LocalStore):
+    """Before traffic, as in any start."""
+    replica = StandIn()
+    replica.declared = [Input(target="embed", args=("no tensor",))]
+    error, report, _ = failed(ReplayFailed, replica, artifact=store.uri, on_missing="eager")
+    assert "can only concatenate str" in error.message
+    assert report.stage is Stage.FAILED
+
+
+def test_an_app_that_compiles_nothing_needs_no_artifact(store: LocalStore):
+    replica = StandIn()
+    replica.owner.model = lambda given: given
+    report = warm_up(replica, artifact=store.uri, on_missing="eager").report()
+    assert (report.verdict, report.nothing_compiles) == (Verdict.OFF, True)
+
+
+def test_forbid_has_nothing_to_forbid_in_an_eager_replica(store: LocalStore):
+    replica = StandIn()
+    warm_up(replica, artifact=store.uri, on_missing="eager", after_ready="forbid")
+    assert torch.equal(replica.owner.model(torch.ones(7)), 2 * torch.ones(7) + 1)
+
+
+def test_the_replica_goes_on_compiling_with_an_artifact(store: LocalStore):
+    """The policy is for starts without one."""
+    replica = StandIn()
+    offer(store, replica)
+    report = warm_up(replica, artifact=store.uri, on_missing="eager").report()
+    assert report.verdict in (Verdict.FULL_HIT, Verdict.PARTIAL)
+    assert report.covered.proven == 2
+    assert eager_calls.answers is None
