@@ -24,7 +24,15 @@ from typing import Any, Literal
 from serve_warm._records import record
 from serve_warm._redaction import loggable, redact
 from serve_warm.errors import REFUSAL_REASONS
-from serve_warm.report import DeviceMemory, ParityResult, Report, Stage, Verdict
+from serve_warm.report import (
+    DeviceMemory,
+    EagerCalls,
+    EagerReason,
+    ParityResult,
+    Report,
+    Stage,
+    Verdict,
+)
 from serve_warm.seats.records import MISSES
 
 logger = logging.getLogger(__name__)
@@ -48,7 +56,8 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     """Labels, except labels that the exporter adds. The set of label values is fixed, except in
-    metrics whose name ends in `_info`. Those metrics have one series per replica."""
+    metrics whose name ends in `_info`, which have one series per replica, and for the label
+    `callable`, which has the names of the application's functions."""
     at_end: Literal["kept", "zero", "absent"] = "kept"
     """What becomes of the metric when the replica ends. `kept`: it describes the start. `zero` and
     `absent`: it describes the live replica. A 0 would be wrong for a date or an age, and would
@@ -93,6 +102,20 @@ def _seat_misses(report: Report) -> Samples:
 
 def _memory(value: Callable[[DeviceMemory], int]) -> Callable[[Report], Samples]:
     return lambda report: {(each.device,): float(value(each)) for each in report.memory}
+
+
+def _eager(value: Callable[[EagerCalls], float]) -> Callable[[Report], Samples]:
+    def read(report: Report) -> Samples:
+        # A counter begins at 0, so that its first count is an increase.
+        known = {use.callable for use in report.entries}
+        begun = ((name, EagerReason.UNFORESEEN.value) for name in known)
+        sums: dict[tuple[str, ...], float] = dict.fromkeys(begun, 0.0)
+        for each in report.eager_calls:
+            key = each.callable, each.reason.value
+            sums[key] = sums.get(key, 0.0) + value(each)
+        return sums
+
+    return read
 
 
 def _parity_checks(report: Report) -> Samples:
@@ -259,6 +282,26 @@ METRICS = (
         kind="counter",
         help="Functions that permanently fell back to eager after READY. Should stay at 0.",
         read=_one(lambda r: r.after_ready.eager_falls),
+    ),
+    Metric(
+        name="serve_warm_calls_after_ready",
+        kind="counter",
+        help="Calls of compiled functions and modules after READY, eager ones included.",
+        read=_one(lambda r: r.after_ready.calls),
+    ),
+    Metric(
+        name="serve_warm_eager_calls",
+        kind="counter",
+        labels=("callable", "reason"),
+        help="Calls after READY that ran uncompiled code instead of waiting for a compile.",
+        read=_eager(lambda each: each.calls),
+    ),
+    Metric(
+        name="serve_warm_eager_call_seconds",
+        kind="counter",
+        labels=("callable", "reason"),
+        help="Wall seconds of these calls, except those of functions of torch.compile itself.",
+        read=_eager(lambda each: each.seconds),
     ),
     Metric(
         name="serve_warm_forbidden_after_ready",

@@ -614,15 +614,21 @@ class Policy(NamedTuple):
     """Only these deployments count, and each must pass."""
     latch: str = "on"
     """With `on`, a replica added to a warm node does not count until it is ready itself."""
+    require: str = ""
+    """With `compiled`, a replica that runs eagerly for want of an artifact is not warm."""
 
     @classmethod
-    def of(cls, expect: str, *, deployments: Iterable[str] = (), latch: str = "on") -> Policy:
+    def of(
+        cls, expect: str, *, deployments: Iterable[str] = (), latch: str = "on", require: str = ""
+    ) -> Policy:
         """Parse `all`, `min=N` or `allow-idle`. Raises ValueError."""
+        if require not in ("", "compiled"):
+            raise ValueError(f"{require!r} cannot be required: use 'compiled'")
         word, equals, number = expect.partition("=")
         if expect in ("all", "allow-idle"):
-            return cls(expect, deployments=tuple(deployments), latch=latch)
+            return cls(expect, deployments=tuple(deployments), latch=latch, require=require)
         if word == "min" and equals and number.isascii() and number.isdigit() and int(number):
-            return cls("min", int(number), tuple(deployments), latch)
+            return cls("min", int(number), tuple(deployments), latch, require)
         raise ValueError(
             f"{expect!r} is not valid: use 'all', 'allow-idle' or 'min=N', where N is at least 1"
         )
@@ -669,6 +675,8 @@ def warmth(replicas: Sequence[Replica], policy: Policy) -> tuple[list[str], tupl
     was ready. Dead replicas do not count. The latch stores nothing.
     """
     alive = [r for r in replicas if r.condition != "dead"]
+    if policy.require:
+        alive = [_required_to_compile(replica) for replica in alive]
     groups = {name: [r for r in alive if _is_of(name, r)] for name in policy.deployments}
     if not groups:
         groups = {"": alive}
@@ -683,6 +691,13 @@ def warmth(replicas: Sequence[Replica], policy: Policy) -> tuple[list[str], tupl
     if any(_was_warm(groups, r.ready_s, policy) for r in everyone if r.ready_s is not None):
         return [], excused
     return reasons, ()
+
+
+def _required_to_compile(replica: Replica) -> Replica:
+    if replica.condition != "warm" or (replica.state or {}).get("verdict") != "eager":
+        return replica
+    why = "runs uncompiled code, because it has no artifact, and compiled code is required"
+    return replica._replace(condition="warming", why=why)
 
 
 EXCUSABLE = ("warming", "failed", "stale")
@@ -864,6 +879,7 @@ def settings_of(
     expect: str,
     deployment: Iterable[str],
     no_latch: bool,
+    require: str,
     stale_s: str,
     raylet: str,
     proxy: str,
@@ -874,7 +890,8 @@ def settings_of(
         split_url(url)
     if not 0 < float(stale_s) < float("inf"):
         raise ValueError(f"{float(stale_s)} is not a positive number of seconds")
-    policy = Policy.of(expect, deployments=deployment, latch="off" if no_latch else "on")
+    latch = "off" if no_latch else "on"
+    policy = Policy.of(expect, deployments=deployment, latch=latch, require=require)
     state_dir = state_dir or os.environ.get("SERVE_WARM_STATE_DIR", "")
     return Settings(state_dir, policy, float(stale_s), urls, () if state_dir else places())
 
@@ -906,6 +923,11 @@ OPTIONS: dict[str, tuple[str, Any, str]] = {
         "",
         False,
         "Count a warm node as unready when a replica is added, until that replica is warm.",
+    ),
+    "--require": (
+        "WHAT",
+        "",
+        "compiled: a replica that runs uncompiled code for want of an artifact is not warm.",
     ),
     "--verbose": ("", False, "Show each check and replica."),
 }

@@ -25,6 +25,9 @@ from serve_warm._redaction import SHOWN, excerpt, shorten
 from serve_warm._spans import Span, describe, seconds_by_owner
 from serve_warm.seats.records import SeatUse
 
+LINES_OF_EAGER = 8
+"""Largest number of kinds of eager calls that a text shows. The JSON report shows more."""
+
 LINES_OF_LEVEL_1 = 20
 
 LONG_SHOWN = 4000
@@ -118,6 +121,9 @@ class Counts:
     """Wall seconds spent on CUDA graph capture, first launches included."""
     tuning_s: float = 0.0
     """Wall seconds spent on autotuning. `compile_s` includes the autotuning of templates."""
+    calls: int = 0
+    """Calls of compiled functions and modules, eager ones included. Two threads may count two calls
+    as one."""
 
     def __sub__(self, earlier: Counts) -> Counts:
         return Counts(
@@ -264,7 +270,7 @@ class EntryUse(Bounded):
     needed a lookup, so repetitions of a call do not count."""
 
 
-class EagerCause(str, Enum):
+class EagerReason(str, Enum):
     """Why a call after READY ran eagerly. The values are label values of metrics."""
 
     UNFORESEEN = "unforeseen"
@@ -285,15 +291,15 @@ class EagerCalls(Bounded):
     """Class of the module, or name of the function."""
     call: str
     """Structure of the arguments, and metadata of the tensors in them."""
-    cause: EagerCause
+    reason: EagerReason
     calls: int = 0
     seconds: float = 0.0
     """Wall seconds of these calls. On a GPU, the work may end later. Functions of torch.compile
     itself are not timed."""
     median_s: float | None = None
     """Median seconds of the latest calls; None if they are not timed."""
-    reason: str = ""
-    """Why no compiled code fits: the guard that failed, or what has changed."""
+    why: str = ""
+    """Why no compiled code fits, in words: the guard that failed, or what has changed."""
     declare: str = ""
     """An input to declare for such calls."""
 
@@ -559,7 +565,9 @@ class Report(Bounded):
             + (f"{a.kernels} kernels built, " if a.kernels else "")
             + (f"{a.tunings} autotuned, " if a.tunings else "")
             + f"{a.eager_falls} fallbacks to eager, {a.forbidden} refused"
+            + _share(self.eager_calls, a.calls)
         )
+        lines += _eager(self.eager_calls)
         if self.artifact is not None:
             lines.append(f"  artifact: {self.artifact.store} {self.artifact.statement}".rstrip())
             if self.artifact.reason:
@@ -638,6 +646,27 @@ def _levels(entries: tuple[EntryUse, ...]) -> list[str]:
     rest = [entry for entry in entries if entry.level == 1]
     lines += [f"  level 1: {e.callable}{e.call}: {e.reason}" for e in rest[:LINES_OF_LEVEL_1]]
     return lines + (["  level 1: more, not shown"] if len(rest) > LINES_OF_LEVEL_1 else [])
+
+
+def _share(eager: tuple[EagerCalls, ...], calls: int) -> str:
+    many = sum(each.calls for each in eager)
+    return f", {many} of {calls} calls eager" if many else ""
+
+
+def _eager(eager: tuple[EagerCalls, ...]) -> list[str]:
+    """Return lines about the most frequent kinds of eager calls, with the inputs to declare."""
+    lines = []
+    for each in eager[:LINES_OF_EAGER]:
+        took = "" if each.median_s is None else f", median {1000 * each.median_s:.1f} ms"
+        why = f": {each.why}" if each.why else ""
+        lines.append(
+            f"  eager ({each.reason.value}): {each.callable} {each.call}: {each.calls} calls{took}"
+            f"{why}"
+        )
+        lines += [f"    declare {each.declare}"] if each.declare else []
+    rest = eager[LINES_OF_EAGER:]
+    more = f"  eager: {sum(each.calls for each in rest)} calls of {len(rest)} other kinds"
+    return lines + ([more] if rest else [])
 
 
 def _parity(parity: Parity, *, kinds: int) -> list[str]:

@@ -17,7 +17,7 @@ from reports import FULL
 from serve_warm.errors import REFUSAL_REASONS
 from serve_warm.metrics import METRICS, Metric, Samples, as_data
 from serve_warm.node_server.table import NODE_METRICS
-from serve_warm.report import LEVELS, ArtifactUse, ParityResult, Report, Stage, Verdict
+from serve_warm.report import LEVELS, ArtifactUse, EagerReason, ParityResult, Report, Stage, Verdict
 from serve_warm.seats.records import MISSES, SeatUse
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +27,8 @@ ROWS = [pytest.param(metric, id=metric.name) for metric in METRICS]
 CLOSED = {
     "stage": {stage.value.lower() for stage in Stage},
     "verdict": {verdict.value for verdict in Verdict},
-    "reason": {*REFUSAL_REASONS, *MISSES},
+    "reason": {*REFUSAL_REASONS, *MISSES, *(reason.value for reason in EagerReason)},
+    "callable": {"app.Net"},  # names of functions and classes in the code of the application
     "level": set(map(str, LEVELS)),
     "result": {result.value for result in ParityResult},
     "device": {f"cuda:{index}" for index in range(16)},
@@ -78,7 +79,7 @@ def test_every_row_has_a_value_once_a_start_is_over():
 
 @pytest.mark.parametrize("metric", [row for row in ROWS if row.values[0].kind == "counter"])
 def test_counters_begin_at_zero_and_grow_with_the_report(metric: Metric):
-    assert set(metric.read(Report()).values()) == {0.0}
+    assert set(metric.read(Report(entries=FULL.entries)).values()) == {0.0}
     assert all(value > 0 for value in metric.read(FULL).values())
 
 
@@ -203,6 +204,7 @@ def test_what_is_not_known_has_no_value():
         *("build_info", "stage_seconds", "graph_pool_bytes", "gpu_reserved_bytes", "seats"),
         *("gpu_reserved_peak_bytes", "deadline_seconds", "ready_seconds", "artifact_info"),
         *("ready_timestamp_seconds", "artifact_created_timestamp_seconds"),
+        *("eager_calls", "eager_call_seconds"),
     }
 
 

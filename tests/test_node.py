@@ -824,9 +824,15 @@ def test_the_default_directory_is_where_replicas_write(monkeypatch: pytest.Monke
 
 # --- the policy ----------------------------------------------------------------------------
 def replica(
-    name: str, condition: str, *, began: float = 0.0, ready: float | None = None, of: str = "D"
+    name: str,
+    condition: str,
+    *,
+    began: float = 0.0,
+    ready: float | None = None,
+    of: str = "D",
+    verdict: str = "full_hit",
 ) -> Replica:
-    state = {"ready_boot_s": ready and 1.0 + ready}
+    state = {"ready_boot_s": ready and 1.0 + ready, "verdict": verdict}
     what = {"condition": condition, "why": "" if condition == "warm" else "why", "state": state}
     return Replica(stem=name, names=("app", of, name), **what, began_s=1.0 + began)
 
@@ -835,6 +841,7 @@ WARM = replica("w", "warm", began=0, ready=10)
 ADDED = replica("a", "warming", began=20)
 WITH_IT = replica("b", "warming", began=5)
 DEAD = replica("d", "dead", ready=3)
+EAGER = replica("e", "warm", began=0, ready=9, verdict="eager")
 OTHER = replica("o", "warm", began=0, ready=11, of="Other")
 
 
@@ -877,6 +884,11 @@ OTHER = replica("o", "warm", began=0, ready=11, of="Other")
         (Policy("min", 1), [WARM, WITH_IT, ADDED], True, ""),
         (Policy("min", 2), [WARM, ADDED], False, ""),
         (Policy("min", 2), [WARM, OTHER], True, ""),
+        # compiled code is required
+        (Policy(require="compiled"), [WARM], True, ""),
+        (Policy(require="compiled"), [EAGER], False, ""),
+        (Policy(), [EAGER], True, ""),
+        (Policy("min", 1, require="compiled"), [WARM, EAGER], True, ""),
         # named ones: each of them, and no other counts
         (Policy(deployments=("D",)), [WARM], True, ""),
         (Policy(deployments=("app#D",)), [WARM], True, ""),
@@ -895,6 +907,11 @@ def test_policies(policy: Policy, replicas: list[Replica], ready: bool, excused:
     reasons, without = warmth(replicas, policy)
     assert (not reasons) == ready
     assert "".join(r.stem for r in without) == excused
+
+
+def test_only_compiled_code_can_be_required():
+    with pytest.raises(ValueError, match="'warm' cannot be required: use 'compiled'"):
+        Policy.of("all", require="warm")
 
 
 @pytest.mark.parametrize(

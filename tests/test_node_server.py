@@ -39,7 +39,7 @@ from serve_warm.node import get
 from serve_warm.node_server import server as node_server
 from serve_warm.node_server.server import Server
 from serve_warm.node_server.table import OUTCOMES
-from serve_warm.report import Report, Stage
+from serve_warm.report import EntryUse, Report, Stage
 from state_files import directory_fixture  # noqa: F401 - a fixture
 
 NO_CHECKS = ("--raylet", "none", "--proxy", "none")
@@ -353,6 +353,7 @@ def test_options_are_read_with_and_without_an_equals_sign():
         "stale_s": "9",
         "deployment": ("a", "b#c"),
         "no_latch": True,
+        "require": "",
         "verbose": False,
     }
 
@@ -981,7 +982,8 @@ WHO = 'application="app",deployment="Embedder",replica="r1"'
 
 def test_counters_are_zero_before_there_is_work(serve, replica):
     """A counter that is born at 1 has no increase: all are there at 0 before they move."""
-    replica("r1", "PENDING", metrics=metrics.as_data(Report(stage=Stage.PENDING)))
+    known = (EntryUse(callable="app.Net", call="(t0)", level=2),)  # each callable has its counters
+    replica("r1", "PENDING", metrics=metrics.as_data(Report(stage=Stage.PENDING, entries=known)))
     found = serve(*NO_CHECKS, "--deployment", "other#Named").metrics()
     counters = {name: value for name, value in found.items() if "_total" in name}
     assert set(counters.values()) == {0.0}

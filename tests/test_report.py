@@ -91,7 +91,7 @@ def test_the_text_says_what_a_person_looks_for():
     ) in lines
     assert (
         "  after ready: 1 compiles, 2 captures, 6 graphs skipped, 7 kernels built, 8 autotuned, "
-        "4 fallbacks to eager, 5 refused"
+        "4 fallbacks to eager, 5 refused, 6 of 90 calls eager"
     ) in lines
 
 

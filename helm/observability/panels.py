@@ -36,6 +36,7 @@ VERDICTS = {
     "partial": "yellow",
     "miss": "orange",
     "refused": "red",
+    "eager": "super-light-orange",
     "late": "purple",
     "off": "text",
 }
@@ -519,6 +520,44 @@ TRAFFIC = Row(
                     legend=f"{{{{deployment}}}} {what}",
                 )
                 for name, what in AFTER_READY
+            ),
+        ),
+        Panel(
+            kind="lines",
+            title="Eager share of calls",
+            description=(
+                "Share of the calls of compiled functions that had no compiled code and ran "
+                "eagerly. With `after_ready: eager` these are calls that no input foresaw. In a "
+                "replica with the verdict `eager`, all calls are."
+            ),
+            unit="percentunit",
+            empty="no replica exports metrics, or none made a call",
+            limits=((0.05, "orange"),),
+            queries=(
+                Query(
+                    expr=f"sum by ({DEPLOYMENT}) (rate({ours('eager_calls_total', span='[5m]')})) "
+                    f"/ sum by ({DEPLOYMENT}) "
+                    f"(rate({ours('calls_after_ready_total', span='[5m]')}))",
+                    legend="{{deployment}}",
+                ),
+            ),
+        ),
+        Panel(
+            kind="table",
+            title="Eager calls",
+            description=(
+                "Mean seconds of eager calls in the time range, by callable and reason. The report "
+                "of the replica names the calls, and an input to declare for each. Functions of "
+                "torch.compile itself are not timed."
+            ),
+            unit="s",
+            empty="no call ran eagerly",
+            queries=(
+                Query(
+                    expr=f"sum by ({DEPLOYMENT}, callable, reason) "
+                    f"({ours('eager_call_seconds_total')}) / "
+                    f"sum by ({DEPLOYMENT}, callable, reason) ({ours('eager_calls_total')}) >= 0",
+                ),
             ),
         ),
         Panel(

@@ -255,6 +255,17 @@ sum by ({WHO}) (
 """.strip()
 
 
+def eager_share() -> str:
+    """Return an expression for the share of calls that ran eagerly, for each deployment."""
+
+    def grown(name: str) -> str:
+        by_sink = (ours(f"{sink}_{name}") for sink in ("serve_warm", "ray_serve_warm"))
+        node, ray = (f"sum by ({WHO}) (rate({series}[5m]))" for series in by_sink)
+        return f"({node} or {ray})"
+
+    return f"{grown('eager_calls_total')} / {grown('calls_after_ready_total')}"
+
+
 ON_THE_GPU = f"\nor on ({WHO})\n".join(
     in_traffic(name) for name in ("captures", "kernels_built", "tunings")
 )
@@ -342,6 +353,18 @@ unless on ({WHO}) (
         "In the last 10 minutes, requests had to wait because replicas captured CUDA graphs, or "
         "built or tuned Triton kernels, after READY. The deployment compiled nothing in the last "
         "hour.",
+    ),
+    alert(
+        "ServeWarmEagerCalls",
+        "warning",
+        f"""
+{eager_share()} > 0.05
+""",
+        f"{OF} answers {{{{ $value | humanizePercentage }}}} of calls with uncompiled code",
+        "For 15 minutes, more than 5 % of the calls of compiled functions had no compiled code and "
+        "ran eagerly. Nobody waits for a compile, but these calls take longer. Build an artifact "
+        "with the inputs that the report names.",
+        lasting="15m",
     ),
     alert(
         "ServeWarmNoReadyReplica",

@@ -216,7 +216,7 @@ def _why(replica: node.Replica, now: float) -> str:
 
 
 def _figures_of(table: Any, now: float | None) -> dict[tuple[str, str], float]:
-    """Return the metrics in a replica's state file, as values by name and label.
+    """Return the metrics in a replica's state file, as sums by name and first label.
 
     `now` is the current time for a running replica, and None for an ended replica. Intervals that
     have not ended are measured up to `now`.
@@ -230,9 +230,8 @@ def _figures_of(table: Any, now: float | None) -> dict[tuple[str, str], float]:
                 if number is not None and since_s is not None and now is not None:
                     number = max(0.0, now - since_s)
                 if number is not None:
-                    figures[text_of(row.get("name")), text_of(next(iter(labels.values()), ""))] = (
-                        number
-                    )
+                    key = text_of(row.get("name")), text_of(next(iter(labels.values()), ""))
+                    figures[key] = figures.get(key, 0.0) + number
     return figures
 
 
@@ -248,6 +247,10 @@ def _after_ready(figures: Mapping[tuple[str, str], float], *, last: str) -> list
         for name, what in AFTER_READY.items()
         if figures.get(key := (name, ""), 0.0) > 0
     ]
+    eager = sum(value for (name, _), value in figures.items() if name == "serve_warm_eager_calls")
+    if eager:
+        of = figures.get(("serve_warm_calls_after_ready", ""), 0.0)
+        counts.append(f"{eager:g} of {of:g} calls eager")
     return [f"after ready: {', '.join(counts)}{f', last: {last}' if last else ''}"] * bool(counts)
 
 

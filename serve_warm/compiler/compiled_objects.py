@@ -73,7 +73,9 @@ def compile_arguments(owner: Any) -> dict[str, str]:
     """
     found = {}
     for name, value in vars(owner).items():
-        handed_over = _find_dispatcher(value) or (_region_of(value) if _is_module(value) else None)
+        handed_over = _find_dispatcher(value)
+        if handed_over is None and "torch" in sys.modules and _is_module(value):
+            handed_over = _region_of(value)
         if handed_over is not None:
             found[name] = handed_over.arguments_in_words()
             continue

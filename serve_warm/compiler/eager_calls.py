@@ -20,7 +20,7 @@ from itertools import zip_longest
 
 from serve_warm._redaction import excerpt
 from serve_warm.inputs import InputSignature
-from serve_warm.report import EagerCalls, EagerCause
+from serve_warm.report import EagerCalls, EagerReason
 
 KINDS_KEPT = 256
 """Maximum number of kinds of calls that are recorded. Further kinds are counted together: per
@@ -33,13 +33,25 @@ OTHERS = "other calls"
 """Stands for all calls, or callables, that have no record of their own."""
 
 
+class CallCount:
+    """The number of calls of compiled functions and modules, compiled or eager."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+CALLS = CallCount()
+"""The calls of this process. A lock would cost more than the count, so two threads may count two
+calls as one."""
+
+
 class EagerKind:
     """One kind of call: its count, its times, and what would have prevented it."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.seconds = 0.0
-        self.reason = ""
+        self.why = ""
         """Why no compiled code fits, in words."""
         self.declare = ""
         """The input to declare for such calls."""
@@ -58,22 +70,22 @@ class EagerKind:
 
 
 class EagerRecord:
-    """The eager calls of a replica, by callable, call and cause. Safe to use on any thread."""
+    """The eager calls of a replica, by callable, call and reason. Safe to use on any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kinds: dict[tuple[str, str, EagerCause], EagerKind] = {}
+        self._kinds: dict[tuple[str, str, EagerReason], EagerKind] = {}
 
-    def add(self, function: str, call: str, cause: EagerCause) -> tuple[EagerKind, bool]:
+    def add(self, function: str, call: str, reason: EagerReason) -> tuple[EagerKind, bool]:
         """Count a call. Return its kind, and whether it is the first call of this kind."""
         with self._lock:
-            for key in ((function, call, cause), (function, OTHERS, cause)):
+            for key in ((function, call, reason), (function, OTHERS, reason)):
                 kind = self._kinds.get(key)
                 has_room = len(self._kinds) < KINDS_KEPT * (1 if key[1] != OTHERS else 2)
                 if kind is not None or has_room:
                     break
             else:
-                key, kind = (OTHERS, OTHERS, cause), self._kinds.get((OTHERS, OTHERS, cause))
+                key, kind = (OTHERS, OTHERS, reason), self._kinds.get((OTHERS, OTHERS, reason))
             if is_new := kind is None:
                 kind = self._kinds[key] = EagerKind()
             kind.calls += 1
@@ -88,14 +100,14 @@ class EagerRecord:
             EagerCalls(
                 callable=function,
                 call=call,
-                cause=cause,
+                reason=reason,
                 calls=kind.calls,
                 seconds=kind.seconds,
                 median_s=kind.median_s,
-                reason=kind.reason,
+                why=kind.why,
                 declare=kind.declare,
             )
-            for (function, call, cause), kind in kinds
+            for (function, call, reason), kind in kinds
         ]
 
 
@@ -122,7 +134,7 @@ class EagerAnswers:
     def __init__(
         self,
         record: EagerRecord,
-        cause: EagerCause,
+        reason: EagerReason,
         *,
         takes: Callable[[], bool],
         on_new: Callable[[str, str, EagerKind], None] = lambda *_: None,
@@ -131,7 +143,7 @@ class EagerAnswers:
         """How many calls ran eagerly, by callable."""
         self._record = record
         self.takes = takes
-        self._cause = cause
+        self._reason = reason
         self._on_new = on_new
 
     def note(
@@ -140,13 +152,13 @@ class EagerAnswers:
         call: str,
         why: Callable[[], str],
         *,
-        cause: EagerCause | None = None,
+        reason: EagerReason | None = None,
     ) -> EagerKind:
         """Count a call that runs eagerly. `why` is called once for each kind."""
         self.taken[function] += 1
-        kind, is_new = self._record.add(function, call, cause or self._cause)
+        kind, is_new = self._record.add(function, call, reason or self._reason)
         if is_new:
-            kind.reason = excerpt(why())
+            kind.why = excerpt(why())
             self._on_new(function, call, kind)
         return kind
 
@@ -180,10 +192,11 @@ def answer(
     kwargs: Mapping[str, object],
     *,
     why: Callable[[], str],
-    cause: EagerCause | None = None,
+    reason: EagerReason | None = None,
 ) -> object:
-    """Run a call eagerly, and record and time it. `why` and `cause` are as for `note`."""
-    kind = decided.note(function, _describe(callee, args, kwargs), why, cause=cause)
+    """Run a call eagerly, and record and time it. `why` and `reason` are as for `note`."""
+    kind = decided.note(function, _describe(callee, args, kwargs), why, reason=reason)
+    CALLS.n += 1
     began = time.perf_counter()
     try:
         return callee(*args, **kwargs)

@@ -38,14 +38,14 @@ from serve_warm.compiler import (
     triton_kernels,
 )
 from serve_warm.compiler.branches import Branches
-from serve_warm.compiler.eager_calls import EagerAnswers
+from serve_warm.compiler.eager_calls import CALLS, EagerAnswers
 from serve_warm.compiler.imports import when_imported
 from serve_warm.compiler.switches import find_switch
 from serve_warm.inputs import InputSignature
 from serve_warm.private_apis import dynamo, module_names, patches
 from serve_warm.private_apis.dynamo import GRAPH
 from serve_warm.private_apis.table import BUILD_C, STANCE_CALLBACK
-from serve_warm.report import CompileEvent, Counts, EagerCause
+from serve_warm.report import CompileEvent, Counts, EagerReason
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +153,7 @@ class CompileCounter:
             return Counts(
                 **self._sums,
                 kernels=self._built.count(),
+                calls=CALLS.n,
                 fx_hits=inductor.get("fxgraph_cache_hit", 0),
                 fx_misses=inductor.get("fxgraph_cache_miss", 0),
                 fx_bypasses=inductor.get("fxgraph_cache_bypass", 0),
@@ -434,6 +435,7 @@ def _watch_callbacks(seen: CompileCounter, original: Callable[[Any], Any]) -> Ca
         chosen = original(callback)
         if callback is None or callback is False:
             return chosen  # compiling is disabled for this function
+        CALLS.n += 1
         calls = evidence.current
         if calls is not None:
             seen.entered.add(id(callback))
@@ -485,8 +487,9 @@ def _note_eager(seen: CompileCounter, answers: EagerAnswers, frame: Any, callbac
             return ANOTHER
         return _in_one_line(evidence.why_below() or _why_none_fits(seen, frame, callback))
 
-    call, cause = str(InputSignature.of(called.values)), EagerCause.CHANGED if is_another else None
-    eager_calls.time_in_dynamo(answers.note(called.function, call, why, cause=cause))
+    reason = EagerReason.CHANGED if is_another else None
+    call = str(InputSignature.of(called.values))
+    eager_calls.time_in_dynamo(answers.note(called.function, call, why, reason=reason))
 
 
 def _skip_once() -> Any:

@@ -37,7 +37,7 @@ from serve_warm.precompile.dispatch.same_code import SAME_CODE
 from serve_warm.precompile.entries.model_tree import has_work
 from serve_warm.precompile.entries.table import PREFIXES
 from serve_warm.private_apis import dynamo, nn_module
-from serve_warm.private_apis.dynamo import ORIGINAL, original_of
+from serve_warm.private_apis.dynamo import COMPILED_MARK, ORIGINAL, original_of
 from serve_warm.private_apis.nn_module import (
     FORWARD_HOOKS,
     FORWARD_PRE_HOOKS,
@@ -344,6 +344,9 @@ class _WhenCalled:
             # Not a truth test: torch's module has a length, which may raise.
             if self._compiled is None:
                 self._compiled = _compile_with_torch(self.target, self._arguments)
+                if self._is_module:
+                    # It is the user's module, and torch does not read the mark of a module.
+                    vars(self.target).pop(COMPILED_MARK, None)
             return self._compiled
 
 

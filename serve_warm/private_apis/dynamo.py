@@ -35,6 +35,10 @@ from serve_warm.private_apis import module_names
 
 # Names that Dynamo gives --------------------------------------------------------------------------
 
+COMPILED_MARK = "_is_torch_compile"
+"""Attribute that torch.compile sets on its result (2.13 to 2.15). If this is a module, it passes
+the attribute on to the module that it compiles."""
+
 ORIGINAL = "_orig_mod"
 """Attribute of torch.compile's module: the module that it wraps."""
 

@@ -24,6 +24,8 @@ DAY_S = 86_400.0
 TABLE = {metric.name.removeprefix("serve_warm_"): metric for metric in METRICS}
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 
+CALLS_A_MINUTE = 600.0
+
 Labels = tuple[tuple[str, str], ...]
 Series = dict[tuple[str, Labels], dict[int, float]]
 """Values by minute, for each name and labels."""
@@ -58,6 +60,8 @@ class Replica:
     on_gpu: tuple[tuple[str, int], ...] = ()
     """Kinds of work without a compile that a request caused (`captures`, `kernels_built` or
     `tunings`), with minutes."""
+    eager: tuple[int, int] = (0, 0)
+    """First and last minute of the time in which half of the calls ran eagerly."""
     stage_seconds: tuple[tuple[str, float], ...] = ()
     seat: str = ""
     """`hit`, or the reasons why the start used no seat, separated by blanks; empty without
@@ -136,6 +140,13 @@ class Replica:
         yield "compiles_after_ready_total", {}, counted
         yield "eager_falls_after_ready_total", {}, counted
         yield "forbidden_after_ready_total", {}, 0.0
+        calls = CALLS_A_MINUTE * max(0.0, minute - (minute if self.ready is None else self.ready))
+        first, last = self.eager
+        eager = 0.5 * CALLS_A_MINUTE * max(0, min(minute, last) - first)
+        yield "calls_after_ready_total", {}, calls
+        of = {"callable": "shop.Model", "reason": "unforeseen"}
+        yield "eager_calls_total", of, eager
+        yield "eager_call_seconds_total", of, eager / 10
         wrong = float(sum(at <= minute for at in self.wrong))
         for result, count in (("same", 4.0), ("different", wrong)):
             yield "parity_checks_total", {"result": result}, count if hit else 0.0

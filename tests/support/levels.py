@@ -25,7 +25,7 @@ from serve_warm.precompile.changes import unchanged as change_checks
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries.table import Entry, EntryTable
 from serve_warm.precompile.libraries import run as library_run
-from serve_warm.report import EagerCause
+from serve_warm.report import EagerReason
 
 
 def ramp(rows: int = 3) -> torch.Tensor:
@@ -147,7 +147,7 @@ def answered_eagerly() -> Iterator[EagerRecord]:
     """Run all calls without compiled code eagerly, and check that nothing compiles."""
     record, watch = EagerRecord(), watch_process()
     before = watch.counts()
-    with answering(EagerAnswers(record, EagerCause.UNFORESEEN, takes=lambda: True)):
+    with answering(EagerAnswers(record, EagerReason.UNFORESEEN, takes=lambda: True)):
         yield record
     assert (watch.counts() - before).quiet
 

@@ -72,7 +72,7 @@ ROOMS = {
         "libraries": ("facts", "calls"),
         "parity": ("facts", "calls", "entries"),
         "dispatch": ("facts", "calls", "changes", "entries", "libraries", "parity"),
-        "compiled": ("facts", "calls", "entries", "dispatch"),
+        "compiled": ("calls", "entries", "dispatch"),
         "builders": (
             *("facts", "calls", "changes", "trace", "entries", "libraries", "parity"),
             "dispatch",

@@ -363,6 +363,27 @@ CASES = [
             | {55: NOBODY}
         },
     ),
+    *(
+        Case(
+            id=f"eager-by-{sinks}",
+            says="Half of the calls run eagerly for half an hour. Five minutes raise no alert.",
+            replicas=(
+                Replica(name="a", eager=(20, 50)),
+                Replica(name="b", eager=(20, 25), deployment="Shortly"),
+                Replica(name="c", deployment="Quiet"),
+            ),
+            minutes=80,
+            sinks=sinks,
+            expected={
+                "ServeWarmEagerCalls": {
+                    30: NOBODY,
+                    45: RANKER,
+                    75: NOBODY,
+                }
+            },
+        )
+        for sinks in ("node", "ray")
+    ),
     Case(
         id="captures",
         says="A capture, a kernel or a tuning in traffic raises an alert, unless code is compiled.",

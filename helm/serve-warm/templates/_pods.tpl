@@ -163,6 +163,9 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
 {{- if not $readiness.latched }}
 - --no-latch
 {{- end }}
+{{- with $readiness.require }}
+- --require={{ . }}
+{{- end }}
 - --stale-s={{ $readiness.staleSeconds }}
 - --raylet={{ if $readiness.checkRaylet }}http://localhost:{{ $agent }}/api/healthz{{ else }}none{{ end }}
 - --proxy={{ if $readiness.checkProxy }}http://localhost:{{ .root.Values.serve.port }}/-/healthz{{ else }}none{{ end }}

@@ -27,6 +27,7 @@ import torch
 
 from serve_warm.compiler import eager_calls, evidence
 from serve_warm.compiler.compiled_objects import HandedOver
+from serve_warm.compiler.eager_calls import CALLS
 from serve_warm.precompile.calls import signature as call_signature
 from serve_warm.precompile.calls.eagerly import is_eager
 from serve_warm.precompile.calls.forms import Reordered, find_form, order_of
@@ -43,7 +44,7 @@ from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 from serve_warm.precompile.libraries.run import LibraryFailedCleanly, for_known_calls
 from serve_warm.private_apis import nn_module, torch_c
-from serve_warm.report import EagerCause, EntryUse
+from serve_warm.report import EagerReason, EntryUse
 
 if TYPE_CHECKING:
     from serve_warm.compiler.eager_calls import EagerAnswers
@@ -155,6 +156,7 @@ class Dispatcher(HandedOver):
                         break
                     self._counts[use] += 1
                     return self.stock(*args, **kwargs)
+                CALLS.n += 1
                 calls = evidence.current  # read once: it can become None during a request
                 if calls is not None:
                     calls.add(threading.get_native_id())
@@ -228,14 +230,13 @@ class Dispatcher(HandedOver):
         if fn is None:
             answers = self._eager_answers()
             if answers is not None:
-                cause = None if binding.entries else EagerCause.CHANGED
+                reason = None if binding.entries else EagerReason.CHANGED
                 return eager_calls.answer(
-                    answers, self.name, self.callee, args, kwargs, why=lambda: use[2], cause=cause
+                    answers, self.name, self.callee, args, kwargs, why=lambda: use[2], reason=reason
                 )
             with evidence.below(use[2]):
-                if not self.first_calls.have_run:
-                    self.torch_compiled()  # it sets an attribute of a module (2.13)
                 return self._settling.run_below(self.stock, args, kwargs)
+        CALLS.n += 1
         calls = evidence.current
         if calls is not None:
             calls.add(threading.get_native_id())

@@ -68,18 +68,12 @@ def device_named(text: str) -> torch.device:
     return named
 
 
-STANDS_FOR = "_serve_warm_stands_for"
-"""Attribute of a serve_warm function that replaces another function. The value is the replaced
-function. Facts name the replaced function, so they do not depend on this package."""
-
-
 def identity(found: object) -> str:
     """Return the name of an object that exists only once in a program.
 
     Examples are a class, a function, a module and an enum member. Returns an empty string for other
     objects.
     """
-    found = vars(found).get(STANDS_FOR, found) if isinstance(found, types.FunctionType) else found
     if isinstance(found, types.ModuleType):
         return found.__name__
     if isinstance(found, functools.partial):
@@ -477,7 +471,7 @@ def literal(value: object) -> str | None:
         text = f"{kind.__name__} {value!r}"
     elif isinstance(value, type):
         text = f"class {identity(value)}"
-    elif isinstance(value, types.FunctionType) and is_own(value) and STANDS_FOR not in vars(value):
+    elif isinstance(value, types.FunctionType) and is_own(value):
         text = f"function {name_of(value)}"
     elif isinstance(value, enum.Enum):
         # The value is included, because compiled code treats members of an IntEnum as numbers.

@@ -49,7 +49,7 @@ from serve_warm.replica.start.prepare import Preparation, Prepared
 from serve_warm.replica.start.proof import LATE_UPDATE, Proof
 from serve_warm.report import (
     CompileEvent,
-    EagerCause,
+    EagerReason,
     Report,
     Stage,
     Verdict,
@@ -206,11 +206,11 @@ class Warmup:
         """From now on, run all calls eagerly, and replay the inputs once."""
         self._is_eager = True
         self.journal.note_eager()
-        answers = EagerAnswers(EagerRecord(), EagerCause.NO_ARTIFACT, takes=lambda: True)
+        answers = EagerAnswers(EagerRecord(), EagerReason.NO_ARTIFACT, takes=lambda: True)
         eager_calls.answer_from_now_on(answers)
         await self._proof.replay_eagerly(prepared, deadline, has_run=lambda: bool(answers.taken))
 
-    def _answer_eagerly(self, cause: EagerCause, *, takes: Callable[[], bool]) -> None:
+    def _answer_eagerly(self, cause: EagerReason, *, takes: Callable[[], bool]) -> None:
         eager_calls.answer_from_now_on(
             EagerAnswers(
                 self.journal.eager_record, cause, takes=takes, on_new=self._note_eager_call
@@ -243,10 +243,10 @@ class Warmup:
         if self._config.after_ready == "forbid" and not self._is_eager:
             seen.forbidden = self._replica.refusal
         elif self._is_eager:
-            self._answer_eagerly(EagerCause.NO_ARTIFACT, takes=lambda: True)
+            self._answer_eagerly(EagerReason.NO_ARTIFACT, takes=lambda: True)
         elif self._config.after_ready == "eager":
             # A replay compiles, because that is what it is for.
-            self._answer_eagerly(EagerCause.UNFORESEEN, takes=lambda: not evidence.is_replay())
+            self._answer_eagerly(EagerReason.UNFORESEEN, takes=lambda: not evidence.is_replay())
         if journal.checks is not None:
             journal.checks.serve()
         return journal.say_ready()
@@ -271,7 +271,7 @@ class Warmup:
         # no context may belong to a replay.
         answers = EagerAnswers(
             journal.eager_record,
-            EagerCause.UPDATE,
+            EagerReason.UPDATE,
             takes=lambda: not evidence.is_replay() and is_request(),
         )
         with contextlib.ExitStack() as updating:
@@ -339,7 +339,7 @@ class Warmup:
         self.journal.log_compile(event, lambda event: self._replica.suggest(event, declared))
 
     def _note_eager_call(self, function: str, call: str, kind: EagerKind) -> None:
-        event = CompileEvent(kind=EAGER_CALL, function=function, signature=call, reason=kind.reason)
+        event = CompileEvent(kind=EAGER_CALL, function=function, signature=call, reason=kind.why)
         kind.declare = self._replica.suggest(event, self._prepared.inputs)
         self.journal.log_compile(event, lambda _: kind.declare)
 

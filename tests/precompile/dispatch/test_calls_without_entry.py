@@ -16,7 +16,7 @@ from torch import nn
 import serve_warm
 from levels import answered_eagerly, build, started
 from models import Cache, Scaled, one_watch, scaled_fixture, x  # noqa: F401 - fixtures
-from serve_warm.report import EagerCause
+from serve_warm.report import EagerReason
 
 
 @pytest.mark.parametrize("call", [pytest.param(c, id=name) for name, c in OTHER_CALLS.items()])
@@ -32,7 +32,7 @@ def test_a_call_without_an_entry_runs_eagerly(scaled: tuple[Path, Any], call: An
 
     assert all(torch.equal(result, call(model._orig_mod)) for result in results)
     assert sum(seen.calls for seen in record.calls()) == 3
-    assert all(seen.reason and seen.median_s and seen.seconds for seen in record.calls())
+    assert all(seen.why and seen.median_s and seen.seconds for seen in record.calls())
 
 
 @pytest.mark.parametrize("name", STATES | IN_INFERENCE_MODE)
@@ -48,7 +48,7 @@ def test_a_call_in_another_state_runs_eagerly(scaled: tuple[Path, Any], name: st
             result, expected = model(given, 1.0), model._orig_mod(given, 1.0)
     assert torch.equal(result, expected)
     assert (result.dtype, result.requires_grad) == (expected.dtype, expected.requires_grad)
-    assert why in record.calls()[0].reason
+    assert why in record.calls()[0].why
 
 
 @torch.inference_mode()
@@ -61,7 +61,7 @@ def test_a_changed_model_is_recorded_as_such(scaled: tuple[Path, Any]):
         model._orig_mod.flag = True
         result = model(x(), 1.0)
     assert torch.equal(result, model._orig_mod(x(), 1.0))
-    assert [seen.cause for seen in record.calls()] == [EagerCause.CHANGED]
+    assert [seen.reason for seen in record.calls()] == [EagerReason.CHANGED]
 
 
 class Dropping(nn.Module):

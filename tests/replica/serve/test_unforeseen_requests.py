@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_update import Net, Replica, Swapping, make_fixture  # noqa: F401
 
-NAMES = ("callable", "cause", "calls")
+NAMES = ("callable", "reason", "calls")
 
 
 def eager_calls(replica: Replica) -> list[dict[str, Any]]:
@@ -33,9 +33,9 @@ def test_an_unforeseen_call_runs_eagerly_and_is_counted(make, caplog):
         asyncio.run(serving())
 
     (seen,) = eager_calls(replica)
-    assert (seen["cause"], seen["calls"]) == ("unforeseen", 3)
+    assert (seen["reason"], seen["calls"]) == ("unforeseen", 3)
     assert "[7, 4]" in seen["call"]
-    assert "size mismatch" in seen["reason"]
+    assert "size mismatch" in seen["why"]
     assert seen["declare"].startswith("Input(")
     lines = [record.message for record in caplog.records if "eager call" in record.message]
     assert len(lines) == 1, "one line for each new kind of call, never one for each call"

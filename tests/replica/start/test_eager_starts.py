@@ -47,7 +47,7 @@ def test_a_start_that_misses_is_ready_without_compiling(store: LocalStore, caplo
 
     replica.owner.model(torch.ones(9))
     (seen,) = warmup.report().eager_calls
-    assert (seen.cause.value, seen.calls) == ("no_artifact", 1)
+    assert (seen.reason.value, seen.calls) == ("no_artifact", 1)
     assert (watch_process().counts() - before).quiet
 
 
