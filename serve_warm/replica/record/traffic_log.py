@@ -119,11 +119,12 @@ class TrafficLog:
         self._silent_until[group] = time.monotonic() + PERIOD_S
         unlogged = self._unlogged.pop(group)
         logger.warning(
-            "after ready: kind=%s function=%s input=[%s] seconds=%.2f%s events=%d; %s",
+            "after ready: kind=%s function=%s input=[%s]%s%s events=%d; %s",
             event.kind,
             event.function,
             event.signature,
-            event.seconds,
+            # The time of an eager call is not known yet.
+            "" if event.kind == EAGER_CALL else f" seconds={event.seconds:.2f}",
             _describe_reason(event),
             unlogged,
             self._advise(event, proven_on, suggest),

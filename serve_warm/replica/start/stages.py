@@ -87,6 +87,8 @@ class Warmup:
         self._in_gang = in_gang
         self._is_eager = False
         """Whether this replica compiles nothing."""
+        self._foreseen: set[tuple[str, str]] = set()
+        """The calls of the declared inputs in such a replica."""
         self._is_late = False
         """Whether a deadline has passed and the policy is to serve."""
         self._prepared = Prepared()
@@ -206,9 +208,11 @@ class Warmup:
         """From now on, run all calls eagerly, and replay the inputs once."""
         self._is_eager = True
         self.journal.note_eager()
-        answers = EagerAnswers(EagerRecord(), EagerReason.NO_ARTIFACT, takes=lambda: True)
+        record = EagerRecord()
+        answers = EagerAnswers(record, EagerReason.NO_ARTIFACT, takes=lambda: True)
         eager_calls.answer_from_now_on(answers)
         await self._proof.replay_eagerly(prepared, deadline, has_run=lambda: bool(answers.taken))
+        self._foreseen = {(each.callable, each.call) for each in record.calls()}
 
     def _answer_eagerly(self, cause: EagerReason, *, takes: Callable[[], bool]) -> None:
         eager_calls.answer_from_now_on(
@@ -339,6 +343,8 @@ class Warmup:
         self.journal.log_compile(event, lambda event: self._replica.suggest(event, declared))
 
     def _note_eager_call(self, function: str, call: str, kind: EagerKind) -> None:
+        if (function, call) in self._foreseen:
+            return
         event = CompileEvent(kind=EAGER_CALL, function=function, signature=call, reason=kind.why)
         kind.declare = self._replica.suggest(event, self._prepared.inputs)
         self.journal.log_compile(event, lambda _: kind.declare)

@@ -45,9 +45,12 @@ def test_a_start_that_misses_is_ready_without_compiling(store: LocalStore, caplo
         "verdict=miss, running eagerly"
     ]
 
-    replica.owner.model(torch.ones(9))
-    (seen,) = warmup.report().eager_calls
-    assert (seen.reason.value, seen.calls) == ("no_artifact", 1)
+    with caplog.at_level(logging.WARNING):
+        for size in (9, 3):
+            replica.owner.model(torch.ones(size))
+    other, _ = warmup.report().eager_calls
+    assert (other.reason.value, other.calls) == ("no_artifact", 1)
+    assert [r.message.partition(":")[0] for r in caplog.records][1:] == ["after ready"]
     assert (watch_process().counts() - before).quiet
 
 
