@@ -134,6 +134,11 @@ class WarmupConfig(_ClosedModel):
     """What to do if an artifact is refused. The values are those of `on_missing`. `fail` also
     applies if the results of an entry differ from the results of eager execution."""
 
+    first_install: bool = False
+    """Whether no other cluster serves this application yet. With KubeRay, an upgrade of a
+    RayService starts a second cluster, which cannot know. There, `on_missing: eager` and
+    `on_refused: eager` compile before READY unless this is true."""
+
     on_partial: Literal["serve", "fail"] = "serve"
     """What to do if an artifact was loaded, but did not contain everything that the start compiled,
     or the verdict is `partial` for another reason. `serve` serves requests. With `fail` the replica

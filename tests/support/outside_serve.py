@@ -40,6 +40,10 @@ class OutsideServe:
         """Return the current thread as the serving thread."""
         return {threading.get_native_id()}
 
+    async def why_not_eager(self) -> str:
+        """Return nothing, because there are no other replicas."""
+        return ""
+
     def suggest(self, event: CompileEvent, declared: Sequence[Input]) -> str:
         """Return no suggestion, because no request is running."""
         return ""

@@ -46,6 +46,7 @@ from serve_warm.replica.serve.calls import (
 )
 from serve_warm.replica.serve.loop_blocks import LoopBlocks
 from serve_warm.replica.serve.model_thread import ModelThread
+from serve_warm.replica.serve.rollout import why_not_eager
 from serve_warm.replica.serve.shown_state import ShownState
 from serve_warm.replica.start.context import CompileCaches
 from serve_warm.replica.start.pack import PackedReplica
@@ -420,6 +421,17 @@ class ServeReplica(ServeCalls):
         """Return the class's own trust settings, or `None`."""
         trust: Trust | None = self.owner.warmup_trust
         return trust
+
+    async def why_not_eager(self) -> str:
+        """Return why this replica must compile although the policy is `eager`; empty if not."""
+        if not self.in_serve:
+            return ""
+        return await why_not_eager(
+            self.application,
+            self.deployment,
+            first_install=self._config.first_install,
+            environ=environment(),
+        )
 
     def refusal(self, event: CompileEvent) -> BaseException:
         """Return the error for a request that would need a compile (`after_ready: forbid`)."""

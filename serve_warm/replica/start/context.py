@@ -70,6 +70,9 @@ class WarmupHost(Protocol):
     def trust(self) -> Trust | None:
         """Return the trust settings given in code; `None` if the machine's trust files apply."""
 
+    async def why_not_eager(self) -> str:
+        """Return why this replica must compile although the policy is `eager`; empty if not."""
+
     def suggest(self, event: CompileEvent, declared: Sequence[Input]) -> str:
         """Return the `Input(...)` that would have prevented a compile in the current request."""
 

@@ -135,7 +135,7 @@ class Loading(StartStep):
             WarmupFailed: `on_refused` is `fail`.
             CompilerMissing: something must be compiled, and there is no compiler.
         """
-        loaded = self._go_without(self._put_aside(Verdict.REFUSED, refusal), refusal)
+        loaded = await self._go_without(self._put_aside(Verdict.REFUSED, refusal), refusal)
         if loaded.needs_compiler(prepared.compiles_with):
             self._import_compiler(prepared)
         forget_compiled()
@@ -164,7 +164,7 @@ class Loading(StartStep):
                 )
             )
             loaded = self._put_aside(Verdict.MISS, error)
-            loaded = self._go_without(loaded, error)
+            loaded = await self._go_without(loaded, error)
         return loaded
 
     async def _load_from(
@@ -197,9 +197,9 @@ class Loading(StartStep):
             if prepared.compiles_with == "nothing":
                 logger.info("no artifact found, but the app compiles nothing: %s", error.message)
                 return replace(loaded, missing=self._failure(Verdict.MISS, error))
-            return self._go_without(loaded, error)
+            return await self._go_without(loaded, error)
         except ArtifactRefused as refusal:
-            return self._go_without(self._put_aside(Verdict.REFUSED, refusal), refusal)
+            return await self._go_without(self._put_aside(Verdict.REFUSED, refusal), refusal)
         facts = pulled.chosen.manifest.facts
         journal.note_loaded(
             narrow=[*map(str, facts.get(NARROW) or ())][:MOST_LINES],
@@ -386,17 +386,22 @@ class Loading(StartStep):
             stage=self._journal.stage.value,
         )
 
-    def _go_without(self, loaded: Loaded, error: ServeWarmError) -> Loaded:
+    async def _go_without(self, loaded: Loaded, error: ServeWarmError) -> Loaded:
         """Log why this start compiles or runs eagerly, or raise if the policy is `fail`."""
         verdict = loaded.verdict
         if (failure := self._failure(verdict, error)) is not None:
             raise failure from error
-        is_eager = self._policy(verdict) == "eager"
+        why_not, is_eager = "", self._policy(verdict) == "eager"
+        if is_eager:
+            why_not = await self._replica.why_not_eager()
+            is_eager = not why_not
         # Log one line that says what was tried, what was found and what to do.
         words = join_lines(str(error))
         fields = self._journal.log_fields("artifact", verdict=verdict.value, reason=words)
         why = f" reason={error.reason}" if isinstance(error, ArtifactRefused) else ""
         does = "running eagerly" if is_eager else "compiling cold"
+        if why_not:
+            self._journal.warn(f"compiling before READY, although the policy is 'eager': {why_not}")
         logger.warning("verdict=%s%s, %s: %s", verdict.value, why, does, words, extra=fields)
         return replace(loaded, is_eager=is_eager)
 

@@ -1,0 +1,69 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a replica without an artifact may run eagerly, by what Serve and other replicas answer.
+
+`tests/integration/test_rollout.py` asks a real Serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from serve_warm.replica.serve import rollout
+from serve_warm.replica.serve.rollout import KUBERAY, why_not_eager
+
+EAGER = {"stage": "READY", "verdict": "eager"}
+COMPILED = {"stage": "READY", "verdict": "full_hit"}
+STARTING = {"stage": "REPLAYING", "verdict": None}
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, answer: Any, **options: Any) -> str:
+    async def ask(application: str, deployment: str) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(rollout, "_ask", ask)
+    options = {"first_install": False, "environ": {}, **options}
+    return asyncio.run(why_not_eager("app", "Scorer", **options))
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (None, ""),
+        ([EAGER, EAGER], ""),
+        ([EAGER, STARTING], ""),
+        ([COMPILED], "another replica of Scorer runs compiled code"),
+        ([EAGER, COMPILED, COMPILED], "2 of 3 other replicas of Scorer run compiled code"),
+        (AttributeError("no broadcast"), "it is not known whether"),
+        ([None], "it is not known whether"),
+        ([{}], "it is not known whether"),
+    ],
+)
+def test_what_is_not_known_is_compiled(monkeypatch, answer: Any, why: str):
+    found = asked(monkeypatch, answer)
+    assert why in found
+    assert bool(found) == bool(why)
+
+
+def test_a_new_cluster_of_kuberay_does_not_know_the_old_one(monkeypatch):
+    """An upgrade of a RayService starts a second cluster beside the first."""
+    of_kuberay = {KUBERAY: "1"}
+    assert "first_install: true" in asked(monkeypatch, None, environ=of_kuberay)
+    assert asked(monkeypatch, None, environ=of_kuberay, first_install=True) == ""
+    assert asked(monkeypatch, [EAGER], environ=of_kuberay) == ""
+
+
+def test_replicas_that_do_not_answer_are_not_waited_for(monkeypatch):
+    monkeypatch.setattr(rollout, "ANSWER_LIMIT_S", 0.05)
+
+    async def never(application: str, deployment: str) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(rollout, "_ask", never)
+    found = asyncio.run(why_not_eager("app", "Scorer", first_install=True, environ={}))
+    assert "it is not known whether" in found
