@@ -116,8 +116,11 @@ class WarmupConfig(_ClosedModel):
     application: str | None = Field(default=None, min_length=1)
     """Name of the application that artifacts are kept for in the store. The build and the replicas
     must use the same name. By default, the name is the module that defines the deployment's class,
-    which is usually the part of the import path before the colon. Give applications different names
-    if they deploy the same class of a library, or one module has several of them."""
+    which is usually the part of the import path before the colon. For a script, that is the name of
+    its file, also of a link, after the packages around it: `main` for `python /srv/app/main.py`,
+    or `app.main` if `/srv/app` has an `__init__.py`. Build with the import path of this name
+    (`main:app`). Give applications different names if they deploy the same class of a library, or
+    one module has several of them."""
 
     max_level: int = Field(default=3, ge=1, le=3)
     """Highest level that a replica loads from an artifact. 1 loads only the cache directory with

@@ -5,8 +5,9 @@
 Serve's own name of an application cannot be used, because a build has another one than a start. And
 a replica does not know an import path: `serve.run(app)` has none. Both sides have the deployment's
 class. So the name is the module that defines the class, which is usually the module of the import
-path. A script's module is `__main__`, and would be another one in a build. So a script's name is
-noted on its classes, and Serve sends it to the replicas together with them.
+path. A script's module is `__main__`, and would be another one in a build. So the name under which
+its folder imports it, whatever the working directory, is noted on the script's classes, and Serve
+sends it to the replicas together with them.
 
 Serve sends most classes by value (cloudpickle): with their modules, names and attributes, but
 without their qualified names.
@@ -14,8 +15,8 @@ without their qualified names.
 
 from __future__ import annotations
 
+import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from serve_warm._package import PACKAGE
@@ -71,8 +72,11 @@ def _name_script() -> str:
     file = getattr(main, "__file__", None)
     if not file:
         return _SCRIPTS_MODULE  # a notebook, which no build can import
-    path = Path(file)
-    with suppress(OSError, ValueError):  # the working directory is gone, or is another one
-        path = path.resolve().relative_to(Path.cwd())
-        return ".".join(path.with_suffix("").parts)
-    return path.stem
+    # Links stay: in a ConfigMap, they lead to a folder whose name changes with each update.
+    path = Path(os.path.abspath(file))  # noqa: PTH100
+    names = [path.stem]
+    for folder in path.parents:
+        if not (folder.name.isidentifier() and (folder / "__init__.py").is_file()):
+            break
+        names.insert(0, folder.name)
+    return ".".join(names)

@@ -270,12 +270,15 @@ def test_what_wraps_a_class_does_not_change_its_application(cls: type):
 
 
 SCRIPTS = {
-    # How a script is run below a folder with `team/app.py`, and the name in a build.
-    ("app.py",): "app",
-    ("-m", "app"): "app",
-    ("team/app.py",): "team.app",
-    ("./team/app.py",): "team.app",
-    ("-m", "team.app"): "team.app",
+    # How a script is run below a folder with `team/app.py` and the package `shop`. Then the folder
+    # and the module of a build that imports the same file, and the same neighbours of this file.
+    ("app.py",): (".", "app"),
+    ("-m", "app"): (".", "app"),
+    ("team/app.py",): ("team", "app"),
+    ("./other/../team/app.py",): ("team", "app"),
+    ("-m", "team.app"): (".", "team.app"),
+    ("shop/small/app.py",): (".", "shop.small.app"),
+    ("not-a-name/app.py",): ("not-a-name", "app"),
 }
 
 SHOWS = """
@@ -292,20 +295,41 @@ print(json.dumps({"name": name_application(Model, None)}))
 """
 
 
+@pytest.fixture(name="scripts")
+def scripts_fixture(tmp_path: Path) -> Path:
+    """A folder with the same script in several folders, some of them packages."""
+    for name in (".", "team", "other", "shop", "shop/small", "not-a-name"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "app.py").write_text(SHOWS)
+    for name in ("shop", "shop/small", "not-a-name"):
+        (tmp_path / name / "__init__.py").touch()
+    return tmp_path
+
+
 @pytest.mark.parametrize("command", SCRIPTS, ids=" ".join)
-def test_a_script_has_the_name_of_its_module(tmp_path: Path, command: tuple[str, ...]):
-    (tmp_path / "team").mkdir()
-    for name in ("app.py", "team/app.py"):
-        (tmp_path / name).write_text(SHOWS)
-    module = SCRIPTS[command]
-    imported = ask(tmp_path, "-c", f"import {module}")
-    assert ask(tmp_path, *command) == imported == {"name": module}
+def test_a_script_has_the_name_of_its_module(scripts: Path, command: tuple[str, ...]):
+    folder, module = SCRIPTS[command]
+    imported = ask(scripts / folder, "-c", f"import {module}")
+    assert ask(scripts, *command) == imported == {"name": module}
 
 
-def test_a_script_elsewhere_has_the_name_of_its_file(tmp_path: Path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "app.py").write_text(SHOWS)
-    assert ask(tmp_path / "folder", str(tmp_path / "app.py")) == {"name": "app"}
+@pytest.mark.parametrize(("folder", "name"), [("team", "app"), ("shop/small", "shop.small.app")])
+def test_the_working_directory_does_not_name_a_script(scripts: Path, folder: str, name: str):
+    """A container often starts a script from the root folder."""
+    assert ask(Path("/"), str(scripts / folder / "app.py")) == {"name": name}
+
+
+def test_an_update_of_a_mounted_config_map_does_not_rename_a_script(tmp_path: Path):
+    """Kubernetes mounts a ConfigMap as links into a folder with the time of the update."""
+    (tmp_path / "app.py").symlink_to("..data/app.py")
+    named = []
+    for time in ("..2026_11_20_10_00_00.1", "..2026_11_21_10_00_00.2"):
+        (tmp_path / time).mkdir()
+        (tmp_path / time / "app.py").write_text(SHOWS)
+        (tmp_path / "..data").unlink(missing_ok=True)
+        (tmp_path / "..data").symlink_to(time)
+        named.append(ask(tmp_path, "app.py"))
+    assert named == 2 * [{"name": "app"}]
 
 
 def test_a_notebook_has_no_name_that_a_build_could_import(tmp_path: Path):
