@@ -183,6 +183,24 @@ def test_each_warming_deployment_gets_the_settings_and_keeps_its_own() -> None:
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("enabled", [True, False], ids=["built here", "built elsewhere"])
+def test_artifacts_keep_their_application_without_the_build(engine: str, enabled: bool) -> None:
+    """Turning the Job off does not hide the artifacts that it has built."""
+    for setting, name in (({}, "shop.app"), ({"application": "mine"}, "mine")):
+        values = example("s3-irsa")
+        values["applications"][0]["import_path"] = "shop.app:app"
+        values["warmup"].update(setting)
+        values["build"]["enabled"] = enabled
+        (deployment,) = serve_config(ENGINES[engine](values))["applications"][0]["deployments"]
+        assert deployment["user_config"]["warmup"]["application"] == name
+
+
+def test_without_a_store_no_application_is_named() -> None:
+    (deployment,) = serve_config(rendered("minimal"))["applications"][0]["deployments"]
+    assert "application" not in deployment["user_config"]["warmup"]
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_a_pod_asks_for_the_memory_of_its_seats(engine: str) -> None:
     """The request includes the memory of all seats, and Ray's own memory excludes it."""
     values = example("minimal")

@@ -33,8 +33,8 @@
 {{- if $seats -}}
 {{- $_ := set $own "seats" $seats -}}
 {{- end -}}
-{{- if and $.Values.build.enabled (not $own.application) -}}
-{{- /* The container that signs runs no model code, so it cannot derive the name as replicas do. */ -}}
+{{- if and $own.artifact (not $own.application) -}}
+{{- /* The container that signs runs no model code, so it cannot derive the name as replicas do. The name does not depend on build.enabled, so that artifacts are still found without the Job. */ -}}
 {{- $_ := set $own "application" (regexReplaceAll "[:.][^:.]*$" $application.import_path "") -}}
 {{- end -}}
 {{- $_ := set $deployment.user_config "warmup" $own -}}
