@@ -85,13 +85,20 @@ def _describe_own(
     from torch.nn.parameter import is_lazy
 
     tensors = [
-        f"{name} {tensor.dtype} {'no shape yet' if is_lazy(tensor) else tuple(tensor.shape)}"
+        f"{name} {tensor.dtype} {'no shape yet' if is_lazy(tensor) else _describe_shape(tensor)}"
         for of in (own_parameters, own_buffers)
         for name, tensor in of(module).items()
         if tensor is not None
     ]
     plain = [f"{name}={said}" for name, value in vars(module).items() if (said := literal(value))]
     return sorted(children), tensors, sorted(plain)
+
+
+def _describe_shape(tensor: torch.Tensor) -> str:
+    # A nested tensor has no shape, or has a size with a number of this process.
+    if tensor.is_nested or not all(isinstance(size, int) for size in tensor.shape):
+        return f"{tensor.dim()} dimensions"
+    return str(tuple(tensor.shape))
 
 
 def describe_model_change(now: Sequence[str], built: Sequence[str]) -> str:

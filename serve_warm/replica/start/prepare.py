@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from serve_warm import _private_folders
 from serve_warm._records import record
+from serve_warm._redaction import describe_error
 from serve_warm._spans import COMPILER
 from serve_warm.artifact.code_and_model import CodeAndModel
 from serve_warm.compiler.caches import keep_headers_private
@@ -38,6 +40,8 @@ from serve_warm.report import Stage
 
 if TYPE_CHECKING:
     from serve_warm.replica.replay.ranks import Ranks
+
+logger = logging.getLogger(__name__)
 
 REMOTE_CACHES = (
     "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE",
@@ -130,7 +134,15 @@ class Preparation(StartStep):
         from serve_warm.precompile import digest_models
 
         compiled = [each.callee for each in SESSION.dispatchers]
-        return digest_models([*compiled, *vars(self._replica.owner).values()])
+        try:
+            return digest_models([*compiled, *vars(self._replica.owner).values()])
+        except Exception as error:  # noqa: BLE001
+            # Tensors and modules can be of any class. The digest only ranks artifacts that match.
+            logger.warning(
+                "no digest of the model, so a start prefers artifacts by their code only: %s",
+                describe_error(error),
+            )
+            return ""
 
     @property
     def _may_run_eagerly(self) -> bool:

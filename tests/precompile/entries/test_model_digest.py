@@ -92,6 +92,20 @@ def test_another_model_has_another_digest(changed: Callable[[], nn.Module]):
     assert digest_models([changed()]) != digest_models([Net()])
 
 
+class Nested(nn.Module):
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        parts = [torch.ones(2, 3), torch.ones(4, 3)]
+        self.register_buffer("parts", torch.nested.nested_tensor(parts, layout=layout))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_equal_models_with_nested_tensors_have_one_digest(layout: torch.layout):
+    """Such a tensor has no sizes, or has one that torch numbers anew for each tensor."""
+    assert digest_models([Nested(layout)]) == digest_models([Nested(layout)]) != ""
+
+
 def test_weights_do_not_count():
     assert digest_models([Net()]) == digest_models([Net()])
 

@@ -179,3 +179,23 @@ def test_torchs_remote_cache_is_warned_of(monkeypatch: pytest.MonkeyPatch):
     off = warm_up(StandIn()).report()
     assert [w for w in on.warnings if ", ".join(names) in w]
     assert not [w for w in off.warnings if "REMOTE" in w]
+
+
+def test_a_model_that_has_no_digest_starts(caplog: pytest.LogCaptureFixture):
+    """The digest only ranks artifacts, and a tensor of any class can raise errors."""
+
+    class Odd(torch.Tensor):
+        @property
+        def shape(self) -> Any:
+            message = "no shape\nof this tensor"
+            raise NotImplementedError(message)
+
+    replica = StandIn()
+    replica.owner.part = torch.nn.Module()
+    replica.owner.part.register_buffer("odd", torch.ones(2).as_subclass(Odd))
+
+    report = warm_up(replica).report()
+
+    assert report.stage == Stage.READY
+    [line] = [each.getMessage() for each in caplog.records if "no digest" in each.getMessage()]
+    assert line.endswith("NotImplementedError: no shape")
