@@ -224,7 +224,8 @@ class SeatFolder:
             try:
                 data = read_regular(mine)
             finally:
-                mine.unlink()
+                # After a change of the clock, `make` may have removed it as old.
+                mine.unlink(missing_ok=True)
             wanted = _read_ticket(path.name, data)
             if wanted is not None and boot_s() - wanted.offered_boot_s <= TICKET_S:
                 return path.name, wanted

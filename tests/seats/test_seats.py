@@ -20,9 +20,11 @@ from typing import Any
 import grpc
 import pytest
 
+from serve_warm._regular_files import read_regular
 from serve_warm.config import Seats
 from serve_warm.private_apis.ray_raylet import Address
 from serve_warm.seats import keeper as seats
+from serve_warm.seats import records
 from serve_warm.seats.keeper import (
     LIMIT_OF_LOSSES,
     PAUSE_S,
@@ -576,6 +578,25 @@ def test_a_ticket_is_for_one_worker(tmp_path: Path):
     folder = with_ticket(tmp_path)
     assert folder.claim() is not None
     assert folder.claim() is None
+
+
+def test_a_claimed_ticket_that_another_worker_removed_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """After the clock is set back, a ticket that was claimed just now looks old."""
+    folder = with_ticket(tmp_path)
+    [ticket] = folder.path.iterdir()
+    os.utime(ticket, (time.time() + 1e8,) * 2)
+
+    def read(path: Path) -> bytes:
+        data = read_regular(path)
+        folder.make()
+        assert not path.exists()
+        return data
+
+    monkeypatch.setattr(records, "read_regular", read)
+
+    assert folder.claim() is not None
 
 
 DAMAGED: list[tuple[str, object]] = [
