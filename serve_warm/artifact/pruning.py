@@ -12,6 +12,7 @@ from typing import Literal
 
 from serve_warm._records import record
 from serve_warm.artifact.blobs import BLOBS, blob_key
+from serve_warm.artifact.code_and_model import CodeAndModel
 from serve_warm.artifact.manifest import Manifest, Place
 from serve_warm.artifact.statements import read_envelope, readable_manifest, statement_keys
 from serve_warm.errors import ArtifactRefused, ConfigError, ObjectNotFound
@@ -81,8 +82,8 @@ def prune(
     """Remove artifacts that are older than `older_than_s`; with `do="show"`, only report them.
 
     If `application` or `deployment` is given, only artifacts with this name are removed.
-    Of each variant, the newest `keep_newest` artifacts are kept. With `older_than_s=None`, only
-    blobs that no statement names are removed.
+    Of each variant, code and model, the newest `keep_newest` artifacts are kept. With
+    `older_than_s=None`, only blobs that no statement names are removed.
 
     `in_use` has the keys of statements that replicas use; these statements are always kept.
     Statements are removed before blobs, so that a reader never finds a statement without its blobs.
@@ -180,9 +181,10 @@ def _without_newest(entries: Iterable[_StoredArtifact], keep: int) -> list[_Stor
 
     Two envelopes of one artifact count as one: an added signature is not a newer build.
     """
-    variants: dict[tuple[Place, str], list[_StoredArtifact]] = {}
+    variants: dict[tuple[Place, str, CodeAndModel], list[_StoredArtifact]] = {}
     for entry in entries:
-        of = (entry.manifest.place, entry.manifest.fingerprint.key)
+        manifest = entry.manifest
+        of = (manifest.place, manifest.fingerprint.key, manifest.made_of)
         variants.setdefault(of, []).append(entry)
     may_go = []
     for variant in variants.values():

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
@@ -102,15 +102,19 @@ def publish_envelope(
     envelope: bytes,
     parts: Mapping[str, bytes | BinaryIO],
     on_taken: OnTaken,
+    *,
+    beside: Collection[str] = (),
 ) -> str:
     """Publish an artifact whose parts are already checked, with the given envelope.
+
+    `refuse` accepts published artifacts in `beside`, which has digests of signed payloads.
 
     Raises:
         AlreadyPublished: the variant is published with different content. Nothing was changed.
         StoreError: the store could not be written. No statement is visible.
     """
     # This check only avoids useless uploads. Creating the statement below is what decides.
-    key, is_new = _place(store, manifest, envelope, on_taken)
+    key, is_new = _place(store, manifest, envelope, on_taken, beside)
     for part in manifest.parts:
         if is_new or not _is_there(store, part):
             store.create(blob_key(part), parts[part.name])
@@ -121,7 +125,7 @@ def publish_envelope(
         # Another publisher was faster. If both published the same artifact, add these signatures in
         # another statement. Otherwise refuse, because the caller has not seen the artifact that
         # would be superseded.
-        key, _ = _place(store, manifest, envelope, "refuse")
+        key, _ = _place(store, manifest, envelope, "refuse", beside)
         store.create(key, envelope)
     for part in manifest.parts:
         # A concurrent prune may have removed an old blob that now only this artifact names.
@@ -169,18 +173,24 @@ def already_published(
 
 
 def _place(
-    store: Store, manifest: Manifest, envelope: bytes, on_taken: OnTaken
+    store: Store,
+    manifest: Manifest,
+    envelope: bytes,
+    on_taken: OnTaken,
+    beside: Collection[str],
 ) -> tuple[str, bool]:
     """Return the key for this statement, and True if its payload is new in the store."""
     payload = Envelope.parse(envelope).payload
     taken: list[str] = []
     same: list[str] = []
-    last_created = ""
+    foreign = last_created = ""
     for key in find_published(store, manifest.place, manifest.fingerprint):
         try:
             there = read_envelope(store, key)
             found = Envelope.parse(there).payload
-            last_created = max(last_created, Manifest.from_statement(found).created)
+            published = Manifest.from_statement(found)
+            if published.made_of == manifest.made_of:
+                last_created = max(last_created, published.created)
         except ObjectNotFound:
             continue
         except ArtifactRefused:
@@ -188,18 +198,20 @@ def _place(
         if there == envelope:
             return key, False
         (same if found == payload else taken).append(key)
+        foreign = foreign if payload_digest(there) in beside else key
     if same:
         return _find_resigned(same[0], envelope), False
     stem = f"{statements_of(manifest.place)}{manifest.fingerprint.key}"
     if not taken:
         return f"{stem}{STATEMENT_SUFFIX}", True
-    if on_taken == "refuse":
-        raise already_published(store, manifest.place, manifest.fingerprint, taken[-1])
+    if on_taken == "refuse" and foreign:
+        raise already_published(store, manifest.place, manifest.fingerprint, foreign)
     if manifest.created <= last_created:
         raise AlreadyPublished(
             f"this artifact (created {manifest.created}) is not newer than variant "
-            f"{manifest.fingerprint.key} of {manifest.place} in {store.uri} (created "
-            f"{last_created}): replicas would keep loading the artifact in the store",
+            f"{manifest.fingerprint.key} of {manifest.place} in {store.uri}, of the same code and "
+            f"model (created {last_created}): replicas would keep loading the artifact in the "
+            "store",
             hint="build again on a machine with a correct clock, or publish under another prefix",
             statement=taken[-1],
         )
@@ -302,23 +314,29 @@ def copy(
     """Copy signed artifacts unchanged. The result has the keys of the copied statements.
 
     If `application` or `deployment` is given, only artifacts with this name are copied. Only the
-    newest artifact of each variant is copied, with all its signatures. Every artifact is checked
-    first: signature, statement, sizes, digests, unpacking. An artifact is skipped if `trust`
-    refuses it, or if its
-    parts do not match its statement.
+    newest artifact of each variant, code and model is copied, with all its signatures. Every
+    artifact is checked first: signature, statement, sizes, digests, unpacking. An artifact is
+    skipped if `trust` refuses it, or if its parts do not match its statement.
 
     Raises:
         ArtifactNotFound: the source has no artifacts to copy.
         ArtifactRefused: no artifact is trusted and intact.
-        AlreadyPublished: the target has one of the variants with different content. Artifacts
-            that were copied before this error stay in the target.
+        AlreadyPublished: the target has one of the variants with content that is not copied.
+            Artifacts that were copied before this error stay in the target.
         StoreError: one of the stores could not be read or written.
     """
     found, _, refused = _all_vouched(source, application, deployment, trust)
-    found.sort(key=lambda each: rank(each.manifest.created, each.key))
-    newest = {(each.manifest.place, each.manifest.fingerprint.key): each for each in found}
+
+    def age(each: _Vouched) -> tuple[str, int, str]:
+        return rank(each.manifest.created, each.key)
+
+    newest = {
+        (each.manifest.place, each.manifest.fingerprint.key, each.manifest.made_of): each
+        for each in sorted(found, key=age)
+    }
+    digests = {each.verified.digest for each in newest.values()}
     copied: list[str] = []
-    for chosen in newest.values():
+    for chosen in sorted(newest.values(), key=age):
         with ExitStack() as opened:
             stored: dict[str, bytes | BinaryIO] = {}
             try:
@@ -331,7 +349,9 @@ def copy(
                 refused.append(with_trace(refusal, chosen.key, ()))
                 continue
             copied += [
-                publish_envelope(target, chosen.manifest, each.envelope, stored, on_taken)
+                publish_envelope(
+                    target, chosen.manifest, each.envelope, stored, on_taken, beside=digests
+                )
                 for each in found
                 if each.verified.digest == chosen.verified.digest
             ]

@@ -52,7 +52,8 @@ def duration(text: str) -> float:
 @click.option(
     "--keep-newest",
     type=click.IntRange(0),
-    help="For each variant, keep this many of the newest artifacts at any age; default: 1.",
+    help="For each variant, code and model, keep this many of the newest artifacts at any age; "
+    "default: 1.",
 )
 @click.option(
     "--in-use",

@@ -23,6 +23,7 @@ from artifacts import (
     trusting,
 )
 from serve_warm.artifact.catalog import describe
+from serve_warm.artifact.code_and_model import CodeAndModel
 from serve_warm.artifact.pruning import GRACE_S, Pruned, prune
 from serve_warm.artifact.push import push
 from serve_warm.artifact.push import sign as sign_again
@@ -92,6 +93,14 @@ def test_the_newest_of_each_variant_stays_whatever_its_age(shelf: Store):
     result = prune(shelf, older_than_s=1 * DAY)
     assert removed(result) == {*keys[:3], others[0]}
     check_consistent(shelf, [keys[3], *others[1:]])
+
+
+def test_the_newest_of_each_code_and_model_stays(store: MemoryStore):
+    """Replicas of earlier code keep the artifact that fits best, also beside a newer one."""
+    old = history(store, days=(40, 30), made_of=CodeAndModel(code="1" * 16, model="f" * 16))
+    new = history(store, days=(20, 10), made_of=CodeAndModel(code="2" * 16, model="f" * 16))
+    assert removed(prune(store, older_than_s=1 * DAY)) == {old[0], new[0]}
+    check_consistent(store, [old[1], new[1]])
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2, 5])

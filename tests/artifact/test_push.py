@@ -24,6 +24,7 @@ from artifacts import (
     publish_statement,
     trusting,
 )
+from serve_warm.artifact.code_and_model import NOTHING_KNOWN, CodeAndModel
 from serve_warm.artifact.push import copy as copy_all
 from serve_warm.artifact.push import find_published, push
 from serve_warm.artifact.push import sign as sign_all
@@ -186,6 +187,19 @@ def test_what_replicas_would_not_take_does_not_supersede(store: MemoryStore, cre
     with pytest.raises(AlreadyPublished, match=message):
         supersede(store, created=created, raw={"cache": b"2"})
     assert store.objects == before
+
+
+OLD_CODE, NEW_CODE = (CodeAndModel(code=digit * 16, model="f" * 16) for digit in "12")
+
+
+def test_an_older_artifact_of_other_code_supersedes(store: MemoryStore):
+    """Replicas of this code take it, although a newer artifact is published."""
+    publish(store, created=NEWER, made_of=NEW_CODE)
+    key, manifest = supersede(store, created=OLDER, made_of=OLD_CODE, raw={"cache": b"2"})
+    assert key.endswith("-g2.dsse.json")
+    assert pull_here(store, here_of=OLD_CODE).chosen.manifest == manifest
+    with pytest.raises(AlreadyPublished, match="of the same code and model"):
+        supersede(store, created=OLDER, made_of=NEW_CODE, raw={"cache": b"3"})
 
 
 class LateList(LocalStore):
@@ -399,6 +413,35 @@ def test_what_was_superseded_stays_behind(store: MemoryStore, target: MemoryStor
     assert copied == f"statements/app/Embedder/{fingerprint().key}.dsse.json"
     assert pull_here(target).raw == {"cache": NEWEST.encode()}
     assert len(target.objects) == 2
+
+
+def test_the_newest_of_each_code_and_model_is_copied(store: MemoryStore, target: MemoryStore):
+    """Replicas find the same best artifact in the copy. A copy that broke off can be repeated."""
+    made = {
+        created: supersede(store, created=created, made_of=of, raw={"cache": created.encode()})[1]
+        for created, of in ((OLDER, OLD_CODE), (NEWER, OLD_CODE), (NEWEST, NEW_CODE))
+    }
+    first, second = copy(store, target, trust=trusting(KEY))
+    assert second == first.replace(".dsse", "-g2.dsse")
+    assert pull_here(target, here_of=OLD_CODE).chosen.manifest == made[NEWER]
+    for here_of in (NEW_CODE, NOTHING_KNOWN):
+        assert pull_here(target, here_of=here_of).chosen.manifest == made[NEWEST]
+    whole = dict(target.objects)
+    del target.objects[second]
+    copy(store, target, trust=trusting(KEY))
+    assert target.objects == whole
+
+
+def test_a_copy_with_several_artifacts_does_not_replace_a_foreign_one(
+    store: MemoryStore, target: MemoryStore
+):
+    for created, of in ((NEWER, OLD_CODE), (NEWEST, NEW_CODE)):
+        supersede(store, created=created, made_of=of, raw={"cache": created.encode()})
+    publish(target, created=OLDER, made_of=OLD_CODE)
+    before = dict(target.objects)
+    with pytest.raises(AlreadyPublished):
+        copy(store, target, trust=trusting(KEY))
+    assert target.objects == before
 
 
 def test_after_a_rotation_the_old_envelope_does_not_stop_a_copy(
