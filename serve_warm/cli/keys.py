@@ -146,7 +146,7 @@ def sign(
     if unsigned and not (application and deployments):
         raise click.UsageError(
             "--unsigned needs --application NAME and --deployment NAME, because an untrusted build "
-            "could name any deployment"
+            "could name any application and deployment"
         )
     if not unsigned and len(deployments) > 1:
         raise click.UsageError("--deployment can be repeated only with --unsigned")
