@@ -432,6 +432,22 @@ def test_the_newest_of_each_code_and_model_is_copied(store: MemoryStore, target:
     assert target.objects == whole
 
 
+def test_a_copy_of_only_the_newest_artifact_can_be_completed(
+    store: MemoryStore, target: MemoryStore
+):
+    """Earlier versions copied nothing else. Artifacts without code and model are from these."""
+    _, manifest = publish(store, created=OLDER, made_of=OLD_CODE, raw={"cache": b"1"})
+    supersede(store, created=NEWER, raw={"cache": b"2"})
+    newest, _ = supersede(store, created=NEWEST, made_of=NEW_CODE, raw={"cache": b"3"})
+    target.objects = {
+        newest.replace("-g3", "") if key == newest else key: data
+        for key, data in store.objects.items()
+        if key == newest or not key.startswith("statements/")
+    }
+    assert len(copy(store, target, trust=trusting(KEY))) == len(statements(target)) == 3
+    assert pull_here(target, here_of=OLD_CODE).chosen.manifest == manifest
+
+
 def test_a_copy_with_several_artifacts_does_not_replace_a_foreign_one(
     store: MemoryStore, target: MemoryStore
 ):
