@@ -10,6 +10,7 @@ A store address never contains credentials or an endpoint.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import errno
 import io
 import os
@@ -18,11 +19,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import AbstractContextManager, closing, suppress
 from datetime import timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from weakref import WeakSet
 
 from serve_warm._daemon_threads import begin
 from serve_warm._records import record
@@ -115,6 +117,9 @@ PAGE_OBJECTS = 1000
 
 LIST_POLL_S = 0.5
 """Seconds after which a listing without a new object yields an empty page. So a caller can stop."""
+
+EXIT_S = 2.0
+"""Maximum number of seconds for which an exiting process waits for the end of its listings."""
 
 CONFLICT_TRIES = 5
 """Maximum number of times to try a conditional PUT while another writer's PUT is in progress."""
@@ -213,9 +218,7 @@ class ObjectStore:
         silence_s = self.timeout_s * WHOLE_REQUEST_FACTOR * 1.5
         try:
             while True:
-                asked = begin(
-                    lambda: asyncio.run(_next_chunk(stream, stopped)), name="serve_warm-list"
-                )
+                asked = _begin_chunk(stream, stopped)
                 until = time.monotonic() + silence_s
                 while not wait([asked], timeout=LIST_POLL_S).done:
                     if time.monotonic() > until:
@@ -642,10 +645,36 @@ _CLIENT_SETTINGS = (
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 
 
+_asked: dict[Future[Sequence[ObjectMeta] | None], threading.Event] = {}
+"""The listings that wait for an answer, and the events that stop them."""
+
+_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+"""The event loops of listings that a listing or a thread of obstore still uses."""
+
+
+def _begin_chunk(
+    stream: ListStream[Sequence[ObjectMeta]], stopped: threading.Event
+) -> Future[Sequence[ObjectMeta] | None]:
+    """Begin to read the next objects; the result is None at the end, or if `stopped` is set."""
+    _end_listings_at_exit()
+
+    def ask() -> Sequence[ObjectMeta] | None:
+        found = asyncio.run(_next_chunk(stream, stopped))
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    asked = begin(ask, name="serve_warm-list")
+    _asked[asked] = stopped
+    asked.add_done_callback(_asked.pop)
+    return asked
+
+
 async def _next_chunk(
     stream: ListStream[Sequence[ObjectMeta]], stopped: threading.Event
-) -> Sequence[ObjectMeta] | None:
-    """Return the next objects; None at the end of the listing, or if `stopped` is set."""
+) -> Sequence[ObjectMeta] | BaseException | None:
+    """Return the next objects or the error. An error that is raised would keep the event loop."""
+    _loops.add(asyncio.get_running_loop())
 
     async def ask() -> Sequence[ObjectMeta] | None:
         try:
@@ -656,9 +685,27 @@ async def _next_chunk(
     asked = asyncio.ensure_future(ask())
     while not stopped.is_set():
         if (await asyncio.wait([asked], timeout=LIST_POLL_S))[0]:
-            return asked.result()
+            return asked.exception() or asked.result()
     asked.cancel()  # `asyncio.run` waits until this has ended
     return None
+
+
+@cache
+def _end_listings_at_exit() -> None:
+    atexit.register(_end_listings)
+
+
+def _end_listings() -> None:
+    """Stop all listings, and wait until obstore's threads have released their Python objects.
+
+    After an answer, and after a cancelled request, a thread of obstore uses Python once more. If
+    Python has shut down by then, this aborts the process.
+    """
+    for stopped in list(_asked.values()):
+        stopped.set()
+    until = time.monotonic() + EXIT_S
+    while _loops and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 class _Failure(AbstractContextManager["_Failure"]):

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +29,7 @@ from serve_warm.artifact.pull import explain, find_fitting
 from serve_warm.errors import StoreError
 from serve_warm.stores import Listed, Store, list_keys, open_store
 from serve_warm.stores.object_store import ObjectStore
-from store_answers import AnyAnswer, any_answer, bucket_environment, endless_pages
+from store_answers import AnyAnswer, any_answer, bucket_environment, endless_pages, listing
 from transfers import KEY
 
 LONG_S = 60.0
@@ -82,6 +84,33 @@ def test_a_bucket_that_sends_no_object_is_an_error(server: AnyAnswer, scheme: st
         list_keys(dataclasses.replace(store, timeout_s=0.2), "")
     assert "empty pages" in caught.value.hint
     wait_until("no listing runs", lambda: not _listing_threads())
+
+
+EXITS = """
+import os, sys
+from serve_warm.stores import open_store
+import asyncio, obstore.store, serve_warm.stores.object_store
+
+pids = []
+for number in range(20):
+    if not (pid := os.fork()):
+        pages = open_store("s3://bucket/pre").pages("")
+        while not next(pages):
+            pass
+        sys.exit()
+    pids.append(pid)
+sys.exit(any([os.waitpid(pid, 0)[1] for pid in pids]))
+"""
+
+
+@pytest.mark.long
+def test_a_process_that_exits_after_a_listing_ends_normally(server: AnyAnswer):
+    """A thread of obstore that used Python after its end would abort the process."""
+    server.choose = lambda _method, _path: None
+    server.answer = dataclasses.replace(server.answer, body=listing())
+    command = [sys.executable, "-c", EXITS]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 COMMANDS: dict[str, Callable[[Store], object]] = {
