@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import huggingface_hub
@@ -17,6 +18,7 @@ from serve_warm.errors import ServeWarmError, StoreDenied
 from serve_warm.stores import list_keys, open_store
 from serve_warm.stores.hub import HubStore
 from serve_warm.stores.redirects import confine
+from store_answers import any_answer, bucket_environment
 
 CREDENTIALS = tuple(credentials("http://127.0.0.1:1", Path(os.devnull).parent / "shm"))
 
@@ -73,11 +75,56 @@ def test_a_redirect_of_a_bucket_takes_no_credential_along(
         ({"AWS_ENDPOINT_URL": "https://minio.local", "https_proxy": "http://proxy:1"}, False),
         ({"AWS_ENDPOINT_URL": "https://minio.local", "HTTPS_PROXY": ""}, True),
         ({"AWS_ENDPOINT_URL": "http://[not an address"}, False),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}, True),
+        ({"AWS_ENDPOINT_URL": "http://[fd00::1]:9000"}, True),
+        ({"AWS_ENDPOINT_URL": "http://xn--bcher-kva.example"}, True),
+        *(
+            ({"AWS_ENDPOINT_URL": f"http://{host}:9000"}, False)
+            for host in ("127.1", "0x7f.1", "store.0x7f", "[fd00:0::1]", "bücher.example", "a%62")
+        ),
     ],
 )
 def test_only_a_foreign_server_without_a_proxy_is_confined(environ: dict[str, str], confined: bool):
     """AWS redirects to its own hosts. A proxy that the operator needs stays."""
     assert bool(confine("s3", environ)) == confined
+
+
+@pytest.mark.usefixtures("no_settings")
+@pytest.mark.parametrize("host", ["127.1", "0x7f.0.0.1", "2130706433"])
+def test_a_store_is_reached_whatever_the_spelling_of_its_host(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with any_answer() as server:
+        url = server.url.replace("127.0.0.1", host)
+        for name, value in bucket_environment(url, tmp_path).items():
+            monkeypatch.setenv(name, value)
+        with suppress(ServeWarmError):
+            open_store("s3://bucket/pre").get("statements/a", max_bytes=1)
+        assert server.requests
+
+
+@pytest.mark.usefixtures("no_settings")
+@pytest.mark.parametrize("more", ["AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_SECRET"])
+def test_an_azure_login_server_is_reached_beside_a_sas_token(
+    more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A client prefers the login, whose server is on another host than the store."""
+    (tmp_path / "token").write_text(SECRET)
+    with any_answer() as server, any_answer() as login:
+        environ = bucket_environment(server.url, tmp_path)
+        del environ["AZURE_STORAGE_ACCOUNT_KEY"]
+        environ |= {
+            "AZURE_STORAGE_SAS_KEY": "sv=1&sig=x",
+            "AZURE_AUTHORITY_HOST": login.url.replace("127.0.0.1", "localhost"),
+            "AZURE_CLIENT_ID": "id",
+            "AZURE_TENANT_ID": "tenant",
+            more: str(tmp_path / "token"),
+        }
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        with suppress(ServeWarmError):
+            open_store("az://bucket/pre").get("statements/a", max_bytes=1)
+        assert login.requests
 
 
 @pytest.fixture
