@@ -33,11 +33,11 @@ from serve_warm.artifact.statements import (
     statements_of,
     variant_of,
 )
-from serve_warm.stores import Listed
+from serve_warm.stores import Listed, Page
 
 MAX_KEYS = 20_000
-"""Maximum number of objects in one listing. Statements beyond this limit are looked up only
-by name."""
+"""Maximum number of objects in one listing, with those that the store leaves out. Statements beyond
+this limit are looked up only by name."""
 
 MAX_PAGES = 1_000
 """Maximum number of pages in one listing, because a store could send empty pages forever."""
@@ -90,7 +90,7 @@ def _list(pages: Iterable[Sequence[Listed]]) -> ListedStatements:
     found: dict[str, Listed] = {}
     listed = 0
     for count, page in enumerate(pages, start=1):
-        listed += len(page)
+        listed += len(page) + (page.left_out if isinstance(page, Page) else 0)
         found.update((each.key, each) for each in page if is_statement(each.key))
         if listed >= MAX_KEYS or count >= MAX_PAGES:
             return ListedStatements(statements=tuple(found.values()), is_whole=False)

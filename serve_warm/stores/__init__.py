@@ -9,13 +9,15 @@ they read (`serve_warm.artifact.statements`, `serve_warm.artifact.blobs`).
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from serve_warm._records import record
 from serve_warm._redaction import excerpt
+from serve_warm._regular_files import open_regular
 from serve_warm._store_address import (
     SCHEMES,
     check_scheme,
@@ -58,6 +60,19 @@ class Listed:
     if the listing contains no times."""
 
 
+class Page(list[Listed]):
+    """A page of a listing from which the store has left out objects.
+
+    >>> Page([Listed(key="a")], left_out=2).left_out
+    2
+    """
+
+    def __init__(self, listed: Iterable[Listed], *, left_out: int) -> None:
+        super().__init__(listed)
+        self.left_out = left_out
+        """Number of objects that the server sent and that are not in the page."""
+
+
 Sink = Callable[[int, bytes | memoryview], None]
 """Function that is called with a piece and its offset. Calls come in any order and from several
 threads at once. Together, the pieces cover the object without gaps or overlaps."""
@@ -85,6 +100,7 @@ class Store(Protocol):
 
         The store requests each page only when the caller needs it, so callers can stop early. A
         page can be empty. If possible, the store does not list the keys that sort before `prefix`.
+        A `Page` also tells how many objects the store left out, which count towards limits.
         """
 
     def head(self, key: str) -> Object:
@@ -312,6 +328,25 @@ def pieces_of(source: bytes | BinaryIO) -> Iterator[bytes]:
     source.seek(0)
     while piece := source.read(PIECE_BYTES):
         yield piece
+
+
+def check_credential_file(uri: str, *, name: str, path: str) -> None:
+    """Refuse a pipe, folder or device in place of a file that a client reads.
+
+    The client would wait for a pipe without a limit, and reports other problems itself. `name` is
+    the environment variable with the path.
+
+    Raises:
+        StoreDenied: the path names something that is not a regular file.
+    """
+    try:
+        os.close(open_regular(path, os.O_RDONLY))
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EISDIR):
+            raise StoreDenied(
+                f"{uri}: cannot read {name}={path} ({error.strerror})",
+                hint=f"mount the file, or correct {name}",
+            ) from error
 
 
 def explain_change(store: str, key: str) -> StoreError:

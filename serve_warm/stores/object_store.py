@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import errno
 import io
-import os
 import re
 import secrets
 import threading
@@ -29,7 +27,7 @@ from weakref import WeakSet
 from serve_warm._daemon_threads import begin
 from serve_warm._records import record
 from serve_warm._redaction import tainted
-from serve_warm._regular_files import open_regular, read_regular
+from serve_warm._regular_files import read_regular
 from serve_warm._store_address import BucketScheme
 from serve_warm.config import environment
 from serve_warm.errors import (
@@ -45,7 +43,9 @@ from serve_warm.stores import (
     PIECE_BYTES,
     Listed,
     Object,
+    Page,
     Sink,
+    check_credential_file,
     check_key,
     check_prefix,
     explain_change,
@@ -182,8 +182,8 @@ class ObjectStore:
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
         """Yield the keys that begin with `prefix`, one page for each answer of the server.
 
-        Objects with invalid names are skipped. The bucket returns all objects in the folder of
-        `prefix`, except those that sort before `prefix`.
+        Objects with invalid names are left out. The bucket returns the objects in the folder of
+        `prefix`, except those that sort before `prefix`, until the first that sorts after it.
         """
         import obstore
 
@@ -198,11 +198,14 @@ class ObjectStore:
         for some in self._chunks(stream, prefix):
             is_empty = is_empty and not some
             found = {each["path"].removeprefix(own): each["last_modified"] for each in some}
-            yield [
+            listed = [
                 Listed(key=key, modified_unix=when.timestamp())
                 for key, when in found.items()
                 if key.startswith(prefix) and is_key(key)
             ]
+            yield Page(listed, left_out=len(some) - len(listed))
+            if begun and any(key[: len(prefix)] > prefix for key in found):
+                return  # buckets list in order of the keys
         if is_empty:
             self._check_is_store("list", prefix)
 
@@ -522,7 +525,9 @@ class ObjectStore:
                 "base": 2,
             },
         }
-        self._check_files()
+        for name in _FILES[self.scheme]:
+            if path := environment().get(name):
+                check_credential_file(self.uri, name=name, path=path)
         more = self._trust(settings)
         failure = _Failure()
         with failure:
@@ -537,25 +542,6 @@ class ObjectStore:
             f"{boil_down(failure.error)}",
             hint=f"correct the variables {VARIABLES[self.scheme]}_*: " + CREDENTIALS[self.scheme],
         ) from tainted(failure.error)
-
-    def _check_files(self) -> None:
-        """Refuse a pipe, folder or device in place of a file that obstore reads.
-
-        obstore would wait for a pipe without a limit, and reports other problems itself.
-
-        Raises:
-            StoreDenied: a variable names something that is not a regular file.
-        """
-        for name in _FILES[self.scheme]:
-            try:
-                if path := environment().get(name):
-                    os.close(open_regular(path, os.O_RDONLY))
-            except OSError as error:
-                if error.errno in (errno.EINVAL, errno.EISDIR):
-                    raise StoreDenied(
-                        f"{self.uri}: cannot read {name}={path}: {error.strerror}",
-                        hint=f"mount the file, or correct {name}",
-                    ) from error
 
     def _trust(self, settings: dict[str, str]) -> dict[str, Any]:
         """Return the arguments that make obstore trust the CAs in AWS_CA_BUNDLE.

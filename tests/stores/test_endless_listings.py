@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -26,10 +27,11 @@ from serve_warm._daemon_threads import begin
 from serve_warm.artifact.catalog import describe
 from serve_warm.artifact.pruning import prune
 from serve_warm.artifact.pull import explain, find_fitting
+from serve_warm.artifact.reading_order import MAX_KEYS
 from serve_warm.errors import StoreError
 from serve_warm.stores import Listed, Store, list_keys, open_store
 from serve_warm.stores.object_store import ObjectStore
-from store_answers import AnyAnswer, any_answer, bucket_environment, endless_pages, listing
+from store_answers import Answer, AnyAnswer, any_answer, bucket_environment, endless_pages, listing
 from transfers import KEY
 
 LONG_S = 60.0
@@ -84,6 +86,39 @@ def test_a_bucket_that_sends_no_object_is_an_error(server: AnyAnswer, scheme: st
         list_keys(dataclasses.replace(store, timeout_s=0.2), "")
     assert "empty pages" in caught.value.hint
     wait_until("no listing runs", lambda: not _listing_threads())
+
+
+def test_objects_that_are_left_out_count_towards_the_limit(server: AnyAnswer):
+    """Names that serve_warm never writes cannot make a start list for minutes."""
+    server.choose = full_pages("pre/statements/app/deployment/", ".x")
+    store = open_store("s3://bucket/pre")
+
+    found = find_fitting(store, place=PLACE, trust=trusting(KEY), fingerprint=None)
+
+    assert not found.is_complete
+    assert len(server.requests) == MAX_KEYS / 1000
+
+
+def test_a_listing_by_name_ends_behind_the_name(server: AnyAnswer):
+    server.choose = full_pages("pre/statements/", "b")
+    assert list_keys(open_store("s3://bucket/pre"), "statements/a") == []
+    assert len(server.requests) == 1
+
+
+def full_pages(folder: str, name: str) -> Callable[[str, str], Answer | None]:
+    """Return the answers of a server whose listings have no end, and a thousand objects a page."""
+    numbers = itertools.count()
+
+    def choose(_method: str, _path: str) -> Answer:
+        entry = "<LastModified>2026-01-01T00:00:00Z</LastModified><Size>1</Size><ETag>x</ETag>"
+        keys = [f"{folder}{name}{next(numbers):09}" for _ in range(1000)]
+        entries = "".join(f"<Contents><Key>{key}</Key>{entry}</Contents>" for key in keys)
+        head = "<Name>bucket</Name><IsTruncated>true</IsTruncated>"
+        head += "<NextContinuationToken>more</NextContinuationToken>"
+        body = f'<?xml version="1.0"?><ListBucketResult>{head}{entries}</ListBucketResult>'
+        return Answer(name="full", status=200, body=body.encode(), says=(), hints=None)
+
+    return choose
 
 
 EXITS = """
