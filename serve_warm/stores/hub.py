@@ -55,6 +55,7 @@ from serve_warm.stores.hub_client import (
     Pulse,
     T,
     ask_json,
+    check_token_file,
     explain_answer,
     explain_failure,
     hide_progress_bars,
@@ -530,6 +531,7 @@ class HubStore:
         Most of the client's requests have no timeout, and no timeout can be set for a single call.
         So each call runs in its own thread. If the call times out, the thread is abandoned.
         """
+        check_token_file(self.uri)
         silence_s = self.silence_s if silence_s is None else silence_s
         until = time.monotonic() + silence_s
         tries = 0

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from serve_warm._records import record
 from serve_warm._redaction import excerpt, redact
+from serve_warm.config import environment
 from serve_warm.errors import MissingPackage, StoreDenied, StoreError
+from serve_warm.stores import check_credential_file
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -34,6 +36,9 @@ LOG_IN = (
     "needs a token with write access"
 )
 
+
+_NO_TOKEN_FILE = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE")
+"""Environment variables that the client prefers to the file with the token."""
 
 _LOGGERS = (
     *("huggingface_hub.utils._http", "huggingface_hub.file_download", "httpx2", "httpx"),
@@ -354,6 +359,18 @@ def import_client() -> None:
         from huggingface_hub import HfApi  # noqa: F401
     except ImportError as error:
         raise MissingPackage("hf://", package="huggingface-hub") from error
+
+
+def check_token_file(uri: str) -> None:
+    """Refuse a pipe, folder or device in place of the file with the token.
+
+    Raises:
+        StoreDenied: the token comes from a file that is not a regular file.
+    """
+    from huggingface_hub import constants
+
+    if not any(map(environment().get, _NO_TOKEN_FILE)):
+        check_credential_file(uri, name="HF_TOKEN_PATH", path=constants.HF_TOKEN_PATH)
 
 
 def open_api() -> HfApi:

@@ -579,6 +579,20 @@ def test_an_upload_that_fails_leaves_nothing_and_can_be_repeated(
     assert hub.read(KEY) == LARGE
 
 
+def test_a_pipe_in_place_of_the_token_is_refused_at_once(
+    store: HubStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    os.mkfifo(tmp_path / "token")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    assert list_keys(store, "") == []
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(
+        StoreDenied, match=r"HF_TOKEN_PATH=.*token \(not a regular file\)"
+    ) as caught:
+        list_keys(replace(store, silence_s=2), "")
+    assert "correct HF_TOKEN_PATH" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     "case",
     [
