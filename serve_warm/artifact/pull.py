@@ -6,8 +6,8 @@
 statement that is trusted and fits this machine and app. If there are several such statements, it
 chooses the statement whose code and model match most closely, and among these the newest. In a
 store with very many statements, `pull` reads only statements that could be chosen
-(`reading_order`). Nothing from a store is trusted
-before its signature is checked, and nothing is unpacked before its digest is checked.
+(`reading_order`). Nothing from a store is trusted before its signature is checked, and nothing is
+unpacked before its digest is checked.
 
 A pull has three steps. `find_fitting` reads and verifies statements, `choose` picks one for this
 machine and app, and `take` fetches and unpacks the artifact. The steps are separate functions
@@ -23,7 +23,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import BinaryIO
 
@@ -174,11 +174,13 @@ def _refuse_missing_folder(store: Store, place: Place) -> None:
 def _refuse_other_places(pages: Iterator[Sequence[Listed]], uri: str, place: Place) -> None:
     """Raise ArtifactNotFound if a store has the deployment elsewhere, and say where.
 
-    The artifacts are of another application, or of a version that kept no applications.
+    The artifacts are of another application, or of a version that kept no applications. If the
+    whole store cannot be listed, for example because the rights cover only this application, raise
+    nothing.
     """
     wanted, others, old = name_in_key(place.deployment), set[str](), False
-    for page in itertools.islice(pages, MAX_PAGES_ELSEWHERE):
-        for each in page:
+    with suppress(StoreError):
+        for each in itertools.chain.from_iterable(itertools.islice(pages, MAX_PAGES_ELSEWHERE)):
             folder = each.key.split("/")
             old = old or (is_of_old_layout(each.key) and folder[1] == wanted)
             if is_statement(each.key) and folder[2] == wanted:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -15,7 +16,8 @@ from serve_warm.artifact.manifest import Manifest, Place
 from serve_warm.artifact.pull import confirm, expect, find_fitting
 from serve_warm.artifact.push import copy, push
 from serve_warm.artifact.statements import statements_of
-from serve_warm.errors import AlreadyPublished, ArtifactNotFound, ArtifactRefused
+from serve_warm.errors import AlreadyPublished, ArtifactNotFound, ArtifactRefused, StoreDenied
+from serve_warm.stores import Listed
 from serve_warm.trust.envelope import sign
 from transfers import KEY, NEWER, NEWEST, OLDER, publish, pull_here, store_fixture, supersede  # noqa: F401 - a fixture
 
@@ -201,6 +203,20 @@ def test_a_statement_that_was_copied_to_another_application_is_refused(store: Me
     with pytest.raises(ArtifactRefused, match=r"'Model' of application 'search\.app'") as refused:
         pull_here(store, place=SHOP)
     assert refused.value.reason == "bad_statement"
+
+
+def test_a_miss_is_a_miss_although_other_applications_may_not_be_listed():
+    """A bucket's policy may allow only the folder of the own application."""
+
+    class Restricted(MemoryStore):
+        def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
+            if not prefix.startswith("statements/shop.app/"):
+                raise StoreDenied(f"{self.uri}: the store denied access")
+            return super().pages(prefix)
+
+    with pytest.raises(ArtifactNotFound, match=r"has no artifact for") as missed:
+        pull_here(Restricted(), place=SHOP)
+    assert "serve-warm build" in missed.value.hint
 
 
 def test_a_miss_names_the_applications_that_have_the_deployment(store: MemoryStore):
