@@ -3,8 +3,9 @@
 """Regular files, opened by name: a pipe, socket or device in place of a file never blocks a reader.
 
 Opening a named pipe waits until another process opens its other end, and reading a device may never
-end. serve_warm opens all files by name through this module, except files of the kernel, and output
-files that a user names. `node.py` has its own copy, because it imports nothing of serve_warm.
+end. serve_warm opens through this module its own files, and the keys, trust files, configs and
+reports that a user names. It does not cover files of the kernel, output files, and files that other
+libraries open. `node.py` has its own copy, because it imports nothing of serve_warm.
 """
 
 from __future__ import annotations
@@ -46,6 +47,17 @@ def read_regular(path: str | os.PathLike[str], *, max_bytes: int = -1) -> bytes:
     """
     with open(path, "rb", opener=open_regular) as file:
         return file.read(max_bytes)
+
+
+def explain_pipe(error: Exception) -> str:
+    """Return the hint for an error of `open_regular`; empty for other errors.
+
+    >>> explain_pipe(FileNotFoundError())
+    ''
+    """
+    if not (isinstance(error, OSError) and error.errno == errno.EINVAL):
+        return ""
+    return "save the content in a file: serve_warm reads no pipes, such as <(...) or /dev/stdin"
 
 
 def _other_kind(path: str | os.PathLike[str]) -> OSError:

@@ -372,3 +372,22 @@ def test_files_are_opened_by_the_helper_only():
     strangers = [each for each in openings() if each[0] not in ELSEWHERE]
     assert strangers == []
     assert found == ELSEWHERE.keys()
+
+
+def test_the_error_about_a_pipe_says_what_to_do(tmp_path: Path):
+    """A shell passes `--key <(...)` as a pipe."""
+    os.mkfifo(path := tmp_path / "pipe", 0o600)
+    asks: tuple[Callable[[], object], ...] = (
+        lambda: load_signing_key(path),
+        lambda: app._read_yaml(str(path)),
+        lambda: fit._read_described(path),
+    )
+    for ask in asks:
+        with pytest.raises((ConfigError, click.BadParameter)) as caught:
+            ask()
+        error = caught.value
+        hint = error.hint if isinstance(error, ConfigError) else error.message
+        assert "save the content in a file" in hint
+    with pytest.raises(ConfigError) as missing:
+        load_signing_key(tmp_path / "missing")
+    assert missing.value.hint == ""

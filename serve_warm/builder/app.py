@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from serve_warm._records import record
-from serve_warm._regular_files import read_regular
+from serve_warm._regular_files import explain_pipe, read_regular
 from serve_warm.artifact.manifest import Place
 from serve_warm.config import WarmupConfig, environment, resolve
 from serve_warm.errors import ConfigError
@@ -316,7 +316,7 @@ def _read_yaml(target: str) -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(read_regular(target).decode())
     except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8
-        raise ConfigError(f"{target} cannot be read: {error}") from error
+        raise ConfigError(f"{target} cannot be read: {error}", hint=explain_pipe(error)) from error
     if not isinstance(loaded, dict) or not loaded.get("applications"):
         raise ConfigError(f"{target} has no applications", hint="pass a Serve config file")
     return loaded

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from serve_warm._records import record
-from serve_warm._regular_files import read_regular
+from serve_warm._regular_files import explain_pipe, read_regular
 from serve_warm.artifact import choose, pull
 from serve_warm.artifact.statements import read_place
 from serve_warm.cli import NO, screen
@@ -265,6 +265,7 @@ def _read_described(file: Path) -> Fingerprint:
         return Fingerprint.from_json(_fingerprint_in(parse_json(read_regular(file))))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
+        why = "; ".join(filter(None, (why, explain_pipe(error))))
         raise click.BadParameter(
             f"{screen.show_line(str(file))} has no valid fingerprint: {screen.show_line(str(why))}",
             param_hint="'--against'",

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from serve_warm import _private_folders
 from serve_warm._records import record
-from serve_warm._regular_files import open_regular
+from serve_warm._regular_files import explain_pipe, open_regular
 from serve_warm.errors import ConfigError
 from serve_warm.trust.patterns import matches_any
 
@@ -219,7 +219,9 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
             status = os.fstat(file.fileno())
             data = file.read(MAX_KEY_FILE_BYTES)
     except OSError as error:
-        raise ConfigError(f"signing key {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"signing key {path} cannot be read: {error.strerror}", hint=explain_pipe(error)
+        ) from error
     # Check this before the mode: a public key may be readable, so a chmod hint would be wrong.
     if b"-----BEGIN PUBLIC KEY-----" in data:
         private = path.with_suffix("") if path.suffix == ".pub" else "the file without .pub"
