@@ -293,6 +293,9 @@ class EagerCalls(Bounded):
     """Structure of the arguments, and metadata of the tensors in them."""
     reason: EagerReason
     calls: int = 0
+    refused: int = 0
+    """How many of them were refused, because GPU memory ran out in one of them or shortly before.
+    """
     seconds: float = 0.0
     """Wall seconds of these calls. On a GPU, the work may end later. Functions of torch.compile
     itself are not timed."""
@@ -659,6 +662,7 @@ def _eager(eager: tuple[EagerCalls, ...]) -> list[str]:
     for each in eager[:LINES_OF_EAGER]:
         took = "" if each.median_s is None else f", median {1000 * each.median_s:.1f} ms"
         why = f": {each.why}" if each.why else ""
+        took += f", {each.refused} refused because memory ran out" if each.refused else ""
         lines.append(
             f"  eager ({each.reason.value}): {each.callable} {each.call}: {each.calls} calls{took}"
             f"{why}"

@@ -18,7 +18,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 
+from serve_warm._records import record
 from serve_warm._redaction import excerpt
+from serve_warm.compiler import cuda_graphs
 from serve_warm.inputs import InputSignature
 from serve_warm.report import EagerCalls, EagerReason
 
@@ -28,6 +30,9 @@ callable for this many callables, and beyond them as one."""
 
 TIMES_KEPT = 64
 """Number of calls of a kind, the latest ones, whose median time is reported."""
+
+BACK_OFF_S = 60.0
+"""Seconds for which calls of a kind are refused after one of them ran out of GPU memory."""
 
 OTHERS = "other calls"
 """Stands for all calls, or callables, that have no record of their own."""
@@ -55,12 +60,33 @@ class EagerKind:
         """Why no compiled code fits, in words."""
         self.declare = ""
         """The input to declare for such calls."""
+        self.refused = 0
+        """How many calls were refused, because memory ran out in one of them or shortly before."""
+        self.may_back_off = True
+        """Whether all calls of this kind are alike."""
+        self._refused_until_s = 0.0
         self._times: deque[float] = deque(maxlen=TIMES_KEPT)
 
     def took(self, seconds: float) -> None:
         """Record the wall-clock seconds of a call."""
         self.seconds += seconds
         self._times.append(seconds)
+
+    def back_off(self) -> float:
+        """Refuse such calls for a while, because memory ran out. Return the seconds."""
+        self.refused += 1
+        if self.may_back_off:
+            self._refused_until_s = time.monotonic() + BACK_OFF_S
+            return BACK_OFF_S
+        return 0.0
+
+    def seconds_refused(self) -> float:
+        """Return for how many more seconds such calls are refused; count a refused call."""
+        left_s = self._refused_until_s - time.monotonic()
+        if left_s <= 0:
+            return 0.0
+        self.refused += 1
+        return left_s
 
     @property
     def median_s(self) -> float | None:
@@ -88,6 +114,7 @@ class EagerRecord:
                 key, kind = (OTHERS, OTHERS, reason), self._kinds.get((OTHERS, OTHERS, reason))
             if is_new := kind is None:
                 kind = self._kinds[key] = EagerKind()
+                kind.may_back_off = key[1] != OTHERS
             kind.calls += 1
             return kind, is_new and key[1] != OTHERS
 
@@ -102,6 +129,7 @@ class EagerRecord:
                 call=call,
                 reason=reason,
                 calls=kind.calls,
+                refused=kind.refused,
                 seconds=kind.seconds,
                 median_s=kind.median_s,
                 why=kind.why,
@@ -111,24 +139,13 @@ class EagerRecord:
         ]
 
 
-class _InDynamo(threading.local):
-    kind: EagerKind | None = None
-    """The kind of the call of this thread that Dynamo runs eagerly, if any."""
-
-    def swap(self, kind: EagerKind | None) -> EagerKind | None:
-        """Set the kind, and return the one before."""
-        before, self.kind = self.kind, kind
-        return before
-
-
-_in_dynamo = _InDynamo()
-
-
 class EagerAnswers:
     """Decides which calls run eagerly, and records them.
 
     `takes` returns whether the current call runs eagerly if it would compile. `on_new` is called
     with the callable, the call and the kind at the first call of each kind, on its thread.
+    `no_memory` returns the error for a call that ran out of GPU memory, or that is refused for that
+    reason, from the callable and the seconds for which such calls are refused.
     """
 
     def __init__(
@@ -138,6 +155,7 @@ class EagerAnswers:
         *,
         takes: Callable[[], bool],
         on_new: Callable[[str, str, EagerKind], None] = lambda *_: None,
+        no_memory: Callable[[str, float], BaseException] | None = None,
     ) -> None:
         self.taken: Counter[str] = Counter()
         """How many calls ran eagerly, by callable."""
@@ -145,6 +163,7 @@ class EagerAnswers:
         self.takes = takes
         self._reason = reason
         self._on_new = on_new
+        self._no_memory = no_memory
 
     def note(
         self,
@@ -153,14 +172,39 @@ class EagerAnswers:
         why: Callable[[], str],
         *,
         reason: EagerReason | None = None,
-    ) -> EagerKind:
-        """Count a call that runs eagerly. `why` is called once for each kind."""
+    ) -> EagerCall:
+        """Count a call that runs eagerly. `why` is called once for each kind.
+
+        Raises the error of `no_memory` if such calls are refused.
+        """
         self.taken[function] += 1
         kind, is_new = self._record.add(function, call, reason or self._reason)
         if is_new:
             kind.why = excerpt(why())
             self._on_new(function, call, kind)
-        return kind
+        left_s = kind.seconds_refused()
+        if left_s and self._no_memory is not None:
+            raise self._no_memory(function, left_s)
+        return EagerCall(function=function, kind=kind, no_memory=self._no_memory)
+
+
+@record(frozen=True, kw_only=True)
+class EagerCall:
+    """One call that was noted and runs eagerly now."""
+
+    function: str
+    kind: EagerKind
+    no_memory: Callable[[str, float], BaseException] | None
+
+    def ended(self, began: float, error: Exception | None = None) -> None:
+        """Record the end of a call that began at this time (`time.perf_counter`).
+
+        If GPU memory ran out, free some, refuse such calls for a while, and raise a clear error.
+        """
+        self.kind.took(time.perf_counter() - began)
+        if self.no_memory is not None and cuda_graphs.ran_out_of_memory(error):
+            cuda_graphs.free_memory()
+            raise self.no_memory(self.function, self.kind.back_off()) from error
 
 
 answers: EagerAnswers | None = None
@@ -195,13 +239,16 @@ def answer(
     reason: EagerReason | None = None,
 ) -> object:
     """Run a call eagerly, and record and time it. `why` and `reason` are as for `note`."""
-    kind = decided.note(function, _describe(callee, args, kwargs), why, reason=reason)
+    call = decided.note(function, _describe(callee, args, kwargs), why, reason=reason)
     CALLS.n += 1
     began = time.perf_counter()
     try:
-        return callee(*args, **kwargs)
-    finally:
-        kind.took(time.perf_counter() - began)
+        value = callee(*args, **kwargs)
+    except Exception as error:
+        call.ended(began, error)
+        raise
+    call.ended(began)
+    return value
 
 
 def _describe(
@@ -220,22 +267,40 @@ def _describe(
     return str(InputSignature.of({**named, **kwargs}))
 
 
+class _InDynamo(threading.local):
+    call: EagerCall | None = None
+    """The call of this thread that Dynamo runs eagerly, if any."""
+
+    def swap(self, call: EagerCall | None) -> EagerCall | None:
+        """Set the call, and return the one before."""
+        before, self.call = self.call, call
+        return before
+
+
+_in_dynamo = _InDynamo()
+
+
 def run_below(
     stock: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> object:
-    """Run a call through torch.compile, and record its time if Dynamo runs it eagerly."""
+    """Run a call through torch.compile. If Dynamo runs it eagerly, record its end."""
     before = _in_dynamo.swap(None)
     began = time.perf_counter()
     try:
-        return stock(*args, **kwargs)
-    finally:
-        kind = _in_dynamo.swap(before)
-        if kind is not None:
-            kind.took(time.perf_counter() - began)
+        value = stock(*args, **kwargs)
+    except Exception as error:
+        call = _in_dynamo.swap(before)
+        if call is not None:
+            call.ended(began, error)
+        raise
+    call = _in_dynamo.swap(before)
+    if call is not None:
+        call.ended(began)
+    return value
 
 
-def time_in_dynamo(kind: EagerKind) -> None:
-    """Let `run_below`, if it made this call, record the time of this kind."""
+def note_in_dynamo(call: EagerCall) -> None:
+    """Tell `run_below`, if it made this call, that Dynamo runs it eagerly."""
     # An eager call may make others. The outermost one is what `run_below` measures.
-    if _in_dynamo.kind is None:
-        _in_dynamo.kind = kind
+    if _in_dynamo.call is None:
+        _in_dynamo.call = call

@@ -489,7 +489,7 @@ def _note_eager(seen: CompileCounter, answers: EagerAnswers, frame: Any, callbac
 
     reason = EagerReason.CHANGED if is_another else None
     call = str(InputSignature.of(called.values))
-    eager_calls.time_in_dynamo(answers.note(called.function, call, why, reason=reason))
+    eager_calls.note_in_dynamo(answers.note(called.function, call, why, reason=reason))
 
 
 def _skip_once() -> Any:

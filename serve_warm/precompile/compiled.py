@@ -18,7 +18,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import torch
 
@@ -214,12 +214,6 @@ def _compile_with_torch(target: Callable[..., object], arguments: Mapping[str, A
     return torch.compile(target, **arguments)
 
 
-def _call_forward(module: Any, *args: object, **kwargs: object) -> object:
-    # Do not use `__call__`, which would run the global module hooks again for torch.compile's
-    # module.
-    return module.forward(*args, **kwargs)
-
-
 class LightModule(torch.nn.Module):
     """Mimics torch.compile's module without importing torch's compiler.
 
@@ -327,16 +321,17 @@ class _WhenCalled:
         self._lock = threading.Lock()
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        compiled = self._compiled
+        compiled, answers = self._compiled, eager_calls.answers
         if compiled is None:
-            answers = eager_calls.answers
             if answers is not None and answers.takes():
                 name = name_of(self.target)
                 return eager_calls.answer(answers, name, self.target, args, kwargs, why=str)
             compiled = self.get_compiled()
-        if self._is_module:
-            return _call_forward(compiled, *args, **kwargs)
-        return compiled(*args, **kwargs)
+        # Not `__call__`, which would run the global module hooks again for torch.compile's module.
+        run: Callable[..., object] = cast("Any", compiled).forward if self._is_module else compiled
+        if answers is not None:
+            return eager_calls.run_below(run, args, kwargs)
+        return run(*args, **kwargs)
 
     def get_compiled(self) -> Callable[..., object]:
         """Return the result of torch.compile, which runs only once."""

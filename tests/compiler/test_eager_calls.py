@@ -12,7 +12,7 @@ import torch
 from compiled import compiled, double, fresh
 from levels import answered_eagerly
 from models import Scaled, close, x
-from serve_warm.compiler import evidence
+from serve_warm.compiler import eager_calls, evidence
 from serve_warm.compiler.eager_calls import (
     KINDS_KEPT,
     OTHERS,
@@ -135,7 +135,7 @@ def test_a_storm_of_kinds_of_calls_is_counted_in_bounded_memory():
     record = EagerRecord()
     answers, new = noting(record)
     for number in range(10_000):
-        answers.note("forward", f"([{number}])", lambda: "size mismatch").took(0.1)
+        answers.note("forward", f"([{number}])", lambda: "size mismatch").kind.took(0.1)
     found = record.calls()
     assert sum(seen.calls for seen in found) == 10_000
     assert len(found) == len(new) + 1 == KINDS_KEPT + 1
@@ -175,7 +175,7 @@ def test_the_median_is_that_of_the_latest_calls():
     record = EagerRecord()
     answers, _ = noting(record)
     for seconds in (*[9.0] * 100, *[1.0] * 40, *[2.0] * 24):
-        answers.note("forward", "([3])", str).took(seconds)
+        answers.note("forward", "([3])", str).kind.took(seconds)
     assert record.calls()[0].median_s == 1.0
 
 
@@ -186,3 +186,82 @@ def test_a_call_that_was_not_timed_has_no_median():
     assert record.calls()[0] == EagerCalls(
         callable="forward", call="([3])", reason=EagerReason.UNFORESEEN, calls=1
     )
+
+
+# GPU memory ------------------------------------------------------------------------------------
+
+
+class NoMemory(Exception):
+    pass
+
+
+def memory_answers(record: EagerRecord) -> EagerAnswers:
+    return EagerAnswers(
+        record,
+        EagerReason.UNFORESEEN,
+        takes=lambda: True,
+        no_memory=lambda function, seconds: NoMemory(f"{function}: {seconds:.0f} s"),
+    )
+
+
+def greedy(x: torch.Tensor) -> torch.Tensor:
+    if len(x) > 3:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return x + 1
+
+
+def test_calls_that_run_out_of_memory_are_refused_for_a_while(monkeypatch):
+    """The request gets a clear error, other calls go on, and later the calls are tried again."""
+    now = 1000.0
+    monkeypatch.setattr(eager_calls.time, "monotonic", lambda: now)
+    record = EagerRecord()
+    answers = memory_answers(record)
+    called: list[int] = []
+
+    def call(size: int) -> object:
+        called.append(size)
+        return greedy(torch.ones(size))
+
+    def ask(size: int) -> object:
+        return eager_calls.answer(answers, "greedy", call, (size,), {}, why=str)
+
+    for _ in range(3):
+        with pytest.raises(NoMemory, match="greedy: 60 s"):
+            ask(4)
+    assert called == [4], "calls like it are refused without running"
+    assert torch.equal(ask(3), torch.full((3,), 2.0))
+    now += 61
+    with pytest.raises(NoMemory):
+        ask(4)
+    assert called == [4, 3, 4]
+    assert {(seen.calls, seen.refused) for seen in record.calls()} == {(4, 4), (1, 0)}
+
+
+def test_kinds_that_are_counted_together_are_not_refused_together():
+    """After a storm, one call that runs out of memory says nothing about the others."""
+    record = EagerRecord()
+    answers = memory_answers(record)
+    for number in range(KINDS_KEPT):
+        answers.note("forward", f"([{number}])", str)
+    with pytest.raises(NoMemory, match="forward: 0 s"):
+        answers.note("forward", "([x])", str).ended(0.0, torch.OutOfMemoryError())
+    answers.note("forward", "([y])", str).ended(0.0)
+
+
+def test_an_eager_call_through_dynamo_that_runs_out_of_memory_is_refused_too():
+    """As a serve_warm function makes it, whose other calls torch.compile has compiled."""
+    function = compiled(greedy, dynamic=False)
+    function(torch.ones(2))
+    record = EagerRecord()
+    with answering(memory_answers(record)):
+        for _ in range(2):
+            with pytest.raises(NoMemory):
+                eager_calls.run_below(function, (torch.ones(5),), {})
+        assert torch.equal(function(torch.ones(2)), torch.full((2,), 2.0))
+    assert [(seen.calls, seen.refused) for seen in record.calls()] == [(2, 2)]
+
+
+def test_another_error_is_raised_as_it_is():
+    answers = memory_answers(EagerRecord())
+    with pytest.raises(ZeroDivisionError):
+        eager_calls.answer(answers, "one", lambda: 1 // 0, (), {}, why=str)

@@ -40,6 +40,10 @@ class OutsideServe:
         """Return the current thread as the serving thread."""
         return {threading.get_native_id()}
 
+    def no_memory(self, function: str, seconds: float) -> BaseException:
+        """Return an error that names the function."""
+        return MemoryError(f"{function}: {seconds:.0f} s")
+
     async def why_not_eager(self) -> str:
         """Return nothing, because there are no other replicas."""
         return ""

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from serve_warm.compiler.eager_calls import run_below
 from serve_warm.precompile.calls.eagerly import eagerly
 from serve_warm.precompile.calls.forms import find_form
 from serve_warm.precompile.calls.signature import Signature
@@ -54,9 +53,9 @@ class SettlingCalls:
     ) -> object:
         """Run a call at level 1. Note whether the first such call changes the callable."""
         if self.first.have_run:
-            return run_below(stock, args, kwargs)
+            return stock(*args, **kwargs)
         self.first.have_run, before = True, state_of(self._callee)
-        value = run_below(stock, args, kwargs)
+        value = stock(*args, **kwargs)
         self.first.make_state |= state_of(self._callee) != before
         return value
 

@@ -56,6 +56,30 @@ class CompileForbidden(DeploymentUnavailableError):
         return self.message
 
 
+class EagerOutOfMemory(DeploymentUnavailableError):
+    """A call without compiled code ran out of GPU memory, or would, with a policy of `eager`.
+
+    Serve answers HTTP 503.
+    """
+
+    def __init__(self, function: str, seconds: float) -> None:
+        Exception.__init__(self, function, seconds)
+        self.function = function
+        self.seconds = seconds
+
+    @property
+    def message(self) -> str:
+        """The text of Serve's answer."""
+        wait = f"; such calls are refused for {self.seconds:.0f} s" if self.seconds else ""
+        return (
+            f"this replica has no compiled code for this call of {self.function}, and its "
+            f"uncompiled code ran out of GPU memory{wait}"
+        )
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class ServeCalls:
     """Makes the calls that declared inputs describe, on one user object."""
 

@@ -41,6 +41,7 @@ from serve_warm.replica.record.timeline import Timeline, spans_before
 from serve_warm.replica.serve.application import find_users_class, name_application
 from serve_warm.replica.serve.calls import (
     CompileForbidden,
+    EagerOutOfMemory,
     ServeCalls,
     call_like_serve,
 )
@@ -421,6 +422,10 @@ class ServeReplica(ServeCalls):
         """Return the class's own trust settings, or `None`."""
         trust: Trust | None = self.owner.warmup_trust
         return trust
+
+    def no_memory(self, function: str, seconds: float) -> BaseException:
+        """Return the error for an eager call that ran out of GPU memory."""
+        return EagerOutOfMemory(function, seconds)
 
     async def why_not_eager(self) -> str:
         """Return why this replica must compile although the policy is `eager`; empty if not."""

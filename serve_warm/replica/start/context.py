@@ -70,6 +70,12 @@ class WarmupHost(Protocol):
     def trust(self) -> Trust | None:
         """Return the trust settings given in code; `None` if the machine's trust files apply."""
 
+    def no_memory(self, function: str, seconds: float) -> BaseException:
+        """Return the error for an eager call that ran out of GPU memory.
+
+        Such calls are refused for this many seconds.
+        """
+
     async def why_not_eager(self) -> str:
         """Return why this replica must compile although the policy is `eager`; empty if not."""
 

@@ -214,10 +214,14 @@ class Warmup:
         await self._proof.replay_eagerly(prepared, deadline, has_run=lambda: bool(answers.taken))
         self._foreseen = {(each.callable, each.call) for each in record.calls()}
 
-    def _answer_eagerly(self, cause: EagerReason, *, takes: Callable[[], bool]) -> None:
+    def _answer_eagerly(self, reason: EagerReason, *, takes: Callable[[], bool]) -> None:
         eager_calls.answer_from_now_on(
             EagerAnswers(
-                self.journal.eager_record, cause, takes=takes, on_new=self._note_eager_call
+                self.journal.eager_record,
+                reason,
+                takes=takes,
+                on_new=self._note_eager_call,
+                no_memory=self._replica.no_memory,
             )
         )
 
