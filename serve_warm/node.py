@@ -694,7 +694,7 @@ def warmth(replicas: Sequence[Replica], policy: Policy) -> tuple[list[str], tupl
 
 
 def _required_to_compile(replica: Replica) -> Replica:
-    if replica.condition != "warm" or (replica.state or {}).get("verdict") != "eager":
+    if replica.condition != "warm" or not (replica.state or {}).get("uncompiled"):
         return replica
     why = "runs uncompiled code, because it has no artifact, and compiled code is required"
     return replica._replace(condition="warming", why=why)

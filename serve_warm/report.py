@@ -170,7 +170,8 @@ class CompileEvent:
 
     kind: str
     """`compile`, `recompile`, `eager` (the recompile limit, or torch gave it up), `capture`, `skip`
-    (a skipped capture), `tuning` or `forbidden`."""
+    (a skipped capture), `tuning`, `forbidden` or `eager_call` (it ran eagerly instead of
+    compiling)."""
     function: str
     """Name of the frame with file and line, or name of the graph or kernel."""
     signature: str = ""
@@ -443,6 +444,9 @@ class Report(Bounded):
     artifact: ArtifactUse | None = None
     entries: tuple[EntryUse, ...] = ()
     """Calls to callables of `serve_warm.compile` so far; empty without an artifact."""
+    uncompiled: bool = False
+    """Whether the replica runs uncompiled code, because it has no artifact and the policy is
+    `eager`. The verdict may say something else, for example that the replica is late."""
     eager_calls: tuple[EagerCalls, ...] = ()
     """Calls after READY that ran eagerly, by kind, most frequent first. Their number is limited."""
     parity: Parity | None = None

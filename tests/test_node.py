@@ -830,9 +830,9 @@ def replica(
     began: float = 0.0,
     ready: float | None = None,
     of: str = "D",
-    verdict: str = "full_hit",
+    uncompiled: bool = False,
 ) -> Replica:
-    state = {"ready_boot_s": ready and 1.0 + ready, "verdict": verdict}
+    state = {"ready_boot_s": ready and 1.0 + ready, "uncompiled": uncompiled}
     what = {"condition": condition, "why": "" if condition == "warm" else "why", "state": state}
     return Replica(stem=name, names=("app", of, name), **what, began_s=1.0 + began)
 
@@ -841,7 +841,7 @@ WARM = replica("w", "warm", began=0, ready=10)
 ADDED = replica("a", "warming", began=20)
 WITH_IT = replica("b", "warming", began=5)
 DEAD = replica("d", "dead", ready=3)
-EAGER = replica("e", "warm", began=0, ready=9, verdict="eager")
+EAGER = replica("e", "warm", began=0, ready=9, uncompiled=True)
 OTHER = replica("o", "warm", began=0, ready=11, of="Other")
 
 

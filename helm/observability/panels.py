@@ -64,6 +64,7 @@ OF_DEPLOYMENT = f'{OF_APPLICATION},deployment=~"$Deployment"'
 OF_REPLICA = f'{OF_DEPLOYMENT},replica=~"$Replica"'
 DEPLOYMENT = "application, deployment"
 REPLICA = f"{DEPLOYMENT}, replica"
+NO_UPDATE = ',reason!="update"'
 MISSED_SEAT = ',reason!="none"'
 IN_START = ',stage!~"ready|failed"'
 
@@ -535,7 +536,8 @@ TRAFFIC = Row(
             limits=((0.05, "orange"),),
             queries=(
                 Query(
-                    expr=f"sum by ({DEPLOYMENT}) (rate({ours('eager_calls_total', span='[5m]')})) "
+                    expr=f"sum by ({DEPLOYMENT}) "
+                    f"(rate({ours('eager_calls_total', NO_UPDATE, '[5m]')})) "
                     f"/ sum by ({DEPLOYMENT}) "
                     f"(rate({ours('calls_after_ready_total', span='[5m]')}))",
                     legend="{{deployment}}",

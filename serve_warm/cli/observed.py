@@ -177,7 +177,7 @@ def _of_replica(replica: node.Replica, now: float) -> Observed:
                 *(text_of(each) for each in list_of(state.get("degraded"))),
                 *_after_ready(figures, last=text_of(state.get("event"))),
                 *_refusals(figures, why=(reason := _cut_hint(text_of(state.get("reason"))))),
-                f"no artifact is used: {reason}" if reason and verdict == "miss" else "",
+                f"no artifact is used: {reason}" if reason and verdict in {"miss", "eager"} else "",
                 *(f"narrow: {text_of(each)}" for each in list_of(state.get("narrow"))),
                 *(f"warning: {text_of(each)}" for each in list_of(state.get("warnings"))),
             ]

@@ -227,7 +227,7 @@ def notes(each: Observed) -> list[str]:
     return [part for part in parts if part]
 
 
-ASK_STORE = {"miss": "diff", "refused": "verify"}
+ASK_STORE = {"miss": "diff", "eager": "diff", "refused": "verify"}
 """The command that explains each verdict. No command explains a partial hit, because `diff` would
 only say that the artifact fits. The replica itself reports what was compiled."""
 

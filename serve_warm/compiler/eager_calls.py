@@ -20,7 +20,7 @@ from itertools import zip_longest
 
 from serve_warm._records import record
 from serve_warm._redaction import excerpt
-from serve_warm.compiler import cuda_graphs
+from serve_warm.compiler import cuda_graphs, evidence
 from serve_warm.inputs import InputSignature
 from serve_warm.report import EagerCalls, EagerReason
 
@@ -118,6 +118,10 @@ class EagerRecord:
             kind.calls += 1
             return kind, is_new and key[1] != OTHERS
 
+    def has(self, function: str, call: str) -> bool:
+        """Return whether a call is recorded, for any reason."""
+        return any((function, call, reason) in self._kinds for reason in EagerReason)
+
     def calls(self) -> list[EagerCalls]:
         """Return a record for each kind of call so far, most frequent first."""
         with self._lock:
@@ -142,8 +146,9 @@ class EagerRecord:
 class EagerAnswers:
     """Decides which calls run eagerly, and records them.
 
-    `takes` returns whether the current call runs eagerly if it would compile. `on_new` is called
-    with the callable, the call and the kind at the first call of each kind, on its thread.
+    `takes` returns whether the current call runs eagerly if it would compile. Calls of replays are
+    recorded apart, in `replayed`. `on_new` is called with the callable, the call and the kind at
+    the first call of each kind that no replay made, on its thread.
     `no_memory` returns the error for a call that ran out of GPU memory, or that is refused for that
     reason, from the callable and the seconds for which such calls are refused.
     """
@@ -153,12 +158,14 @@ class EagerAnswers:
         record: EagerRecord,
         reason: EagerReason,
         *,
-        takes: Callable[[], bool],
+        takes: Callable[[], bool] = lambda: True,
+        replayed: EagerRecord | None = None,
         on_new: Callable[[str, str, EagerKind], None] = lambda *_: None,
         no_memory: Callable[[str, float], BaseException] | None = None,
     ) -> None:
         self.taken: Counter[str] = Counter()
         """How many calls ran eagerly, by callable."""
+        self.replayed = replayed or EagerRecord()
         self._record = record
         self.takes = takes
         self._reason = reason
@@ -178,10 +185,13 @@ class EagerAnswers:
         Raises the error of `no_memory` if such calls are refused.
         """
         self.taken[function] += 1
-        kind, is_new = self._record.add(function, call, reason or self._reason)
-        if is_new:
+        is_replay = evidence.is_replay()
+        record = self.replayed if is_replay else self._record
+        kind, is_new = record.add(function, call, reason or self._reason)
+        if is_new and not is_replay:
             kind.why = excerpt(why())
-            self._on_new(function, call, kind)
+            if not self.replayed.has(function, call):
+                self._on_new(function, call, kind)
         left_s = kind.seconds_refused()
         if left_s and self._no_memory is not None:
             raise self._no_memory(function, left_s)

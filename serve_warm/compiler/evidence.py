@@ -36,6 +36,8 @@ class Replayed:
         """Whether a function that torch.compile returned was called, even if it ran eagerly."""
         self.switch = ""
         """What turned torch's compiler off for a call, if anything did."""
+        self.is_running = True
+        """Whether the replay runs still. A task that it began keeps the mark of its context."""
 
 
 _marked: ContextVar[Replayed | None] = ContextVar("serve_warm_replayed", default=None)
@@ -81,6 +83,7 @@ class CompiledCalls:
         finally:
             _marked.reset(mark)
             self._replayed = None
+            replayed.is_running = False
 
     def is_outside(self) -> bool:
         """Return whether a replay is running and the caller is not part of any replay.
@@ -131,5 +134,6 @@ def below(reason: str) -> Iterator[None]:
 
 
 def is_replay() -> bool:
-    """Return whether the current context is that of a replay."""
-    return _marked.get() is not None
+    """Return whether the current context is that of a replay that runs now."""
+    replayed = _marked.get()
+    return replayed is not None and replayed.is_running

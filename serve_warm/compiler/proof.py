@@ -67,6 +67,12 @@ def run_eagerly() -> Iterator[None]:
         yield
 
 
+def look_at_fallen() -> None:
+    """From now on, let Dynamo ask the watch about code that reached its recompile limit."""
+    if dynamo.is_imported():
+        dynamo.look_again(tuple(watch_process().fallen.values()))
+
+
 @contextlib.contextmanager
 def falls_counted() -> Iterator[None]:
     """Count functions that run eagerly in the block because they reached their recompile limit.

@@ -489,6 +489,8 @@ def _note_eager(seen: CompileCounter, answers: EagerAnswers, frame: Any, callbac
 
     reason = EagerReason.CHANGED if is_another else None
     call = str(InputSignature.of(called.values))
+    if dynamo.is_resumed(frame.f_code):
+        CALLS.n += 1  # each part of a call after a graph break counts as a call
     eager_calls.note_in_dynamo(answers.note(called.function, call, why, reason=reason))
 
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar, cast, overload
 import torch
 
 from serve_warm._package import AnyCallable, public
-from serve_warm.compiler import eager_calls
+from serve_warm.compiler import eager_calls, evidence
 from serve_warm.compiler.switches import NULL_COMPILE, find_off_switch
 from serve_warm.config import environment
 from serve_warm.errors import ConfigError
@@ -214,6 +214,10 @@ def _compile_with_torch(target: Callable[..., object], arguments: Mapping[str, A
     return torch.compile(target, **arguments)
 
 
+OWN_FORWARD = "_serve_warm_forward"
+"""Attribute of a compiled module: the `forward` that the user has not replaced."""
+
+
 class LightModule(torch.nn.Module):
     """Mimics torch.compile's module without importing torch's compiler.
 
@@ -240,13 +244,19 @@ class LightModule(torch.nn.Module):
         )
         object.__setattr__(self, "_serve_warm", dispatcher)
 
+        def forward(*args: object, **kwargs: object) -> object:
+            return dispatcher(*args, **kwargs)
+
+        # In the object as well: Dynamo looks for the method in the class that `__class__` names.
+        vars(self).update({"forward": forward, OWN_FORWARD: forward})
+
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the hooks of this module, then the library for this call or torch.compile's code."""
         state = self.__dict__
         if (
             state[FORWARD_HOOKS]  # nn.Module's call fires them
             or state[FORWARD_PRE_HOOKS]
-            or "forward" in state  # the user has set another one
+            or state.get("forward") is not state[OWN_FORWARD]  # the user has set another one
         ):
             return super().__call__(*args, **kwargs)
         return state["_serve_warm"](*args, **kwargs)
@@ -324,8 +334,8 @@ class _WhenCalled:
         compiled, answers = self._compiled, eager_calls.answers
         if compiled is None:
             if answers is not None and answers.takes():
-                name = name_of(self.target)
-                return eager_calls.answer(answers, name, self.target, args, kwargs, why=str)
+                name, why = name_of(self.target), evidence.why_below
+                return eager_calls.answer(answers, name, self.target, args, kwargs, why=why)
             compiled = self.get_compiled()
         # Not `__call__`, which would run the global module hooks again for torch.compile's module.
         run: Callable[..., object] = cast("Any", compiled).forward if self._is_module else compiled

@@ -8,6 +8,7 @@ imports it, and those whose names say so do not.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -178,6 +179,11 @@ def innermost_backend(callback: Any) -> Callable[..., object]:
 def is_marked_by_dynamo(function: object) -> bool:
     """Return whether Dynamo has wrapped a function, to compile it or to leave it alone."""
     return hasattr(function, "_torchdynamo_orig_callable")
+
+
+def is_resumed(code: CodeType) -> bool:
+    """Return whether Dynamo made a function that goes on after a graph break."""
+    return re.fullmatch(RESUME_NAME, code.co_name) is not None
 
 
 # Compiling one frame ------------------------------------------------------------------------------

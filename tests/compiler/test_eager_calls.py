@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from typing import Any
 
 import pytest
@@ -114,6 +115,55 @@ def test_a_replay_compiles_as_ever():
             function(torch.ones(3))
     assert (watch.counts() - before).compiles == 1
     assert record.calls() == []
+
+
+def test_a_task_that_a_replay_began_runs_eagerly_after_it():
+    """As the task of `@serve.batch` does, which keeps the context of the call that made it."""
+    function, kept = compiled(double, dynamic=False), []
+    with evidence.note_calls() as calls, calls.of_replay():
+        function(torch.ones(3))
+        kept.append(contextvars.copy_context())
+    record = EagerRecord()
+    takes = lambda: not evidence.is_replay()  # noqa: E731
+    with answering(EagerAnswers(record, EagerReason.UPDATE, takes=takes)):
+        kept[0].run(function, torch.ones(5))
+    assert [seen.calls for seen in record.calls()] == [1]
+
+
+def test_calls_of_replays_are_recorded_apart():
+    """What they call is declared, and needs no advice."""
+    function, new = compiled(double, dynamic=False), []
+    record = EagerRecord()
+    answers = EagerAnswers(
+        record, EagerReason.NO_ARTIFACT, on_new=lambda _, call, kind: new.append(call)
+    )
+    with answering(answers):
+        with evidence.note_calls() as calls, calls.of_replay():
+            function(torch.ones(3))
+        assert record.calls() == []
+        function(torch.ones(3))
+        function(torch.ones(4))
+    assert [seen.calls for seen in record.calls()] == [1, 1]
+    assert len(new) == 1
+    assert "[4]" in new[0]
+
+
+def test_no_more_calls_are_eager_than_there_are_calls():
+    """After graph breaks, each part counts as a call, and as an eager one."""
+
+    def broken(given: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            given = given * 2
+            torch._dynamo.graph_break()
+        return given
+
+    function, watch = compiled(broken, dynamic=False), watch_process()
+    function(torch.ones(3))
+    before = watch.counts()
+    with answered_eagerly() as record:
+        for size in (3, 5, 6):
+            assert torch.equal(function(torch.ones(size)), torch.full((size,), 8.0))
+    assert sum(seen.calls for seen in record.calls()) <= (watch.counts() - before).calls
 
 
 # The record --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -37,6 +38,7 @@ from models import (  # noqa: F401 - fixtures
     scaled_fixture,
     x,
 )
+from serve_warm.compiler.compiled_objects import compile_arguments
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ConfigError
@@ -450,3 +452,44 @@ def test_an_object_with_compiled_functions_can_be_copied(again: Any):
         close(ours(x()), x() * 5)
     for ours in (first.method, first.scaled, first.of_method):
         close(ours(x()), x() * 2)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda m, x: m(x), lambda m, x: m.forward(x)], ids=["()", "forward"]
+)
+@pytest.mark.parametrize("level", [2, 3])
+def test_a_compiled_module_is_traced_inside_another_function(level: int, call: Any):
+    """By its call and by its `forward`, which some libraries call."""
+    plain = Block().eval()
+    model = serve_warm.compile(plain, level=level)
+    outer = torch.compile(lambda given: call(model, given) * 2, backend="eager", fullgraph=True)
+    with torch.inference_mode():
+        assert torch.equal(outer(x(3, 4)), plain(x(3, 4)) * 2)
+
+
+def test_a_forward_of_the_user_replaces_that_of_a_compiled_module():
+    model = serve_warm.compile(Block().eval())
+    model.forward = lambda given: given + 1
+    assert torch.equal(model(x(3, 4)), x(3, 4) + 1)
+    del model.forward
+    with eager_below(), torch.inference_mode():
+        assert torch.equal(model(x(3, 4)), model._orig_mod(x(3, 4)))
+
+
+def test_compile_arguments_have_no_addresses():
+    """They are part of the fingerprint, which is the same in each process."""
+
+    def own_backend(graph: Any, _: Any) -> Any:
+        return graph
+
+    owner = SimpleNamespace(
+        module=serve_warm.compile(Block(), backend=own_backend),
+        function=serve_warm.compile(torch.sin, options={"post_grad_custom_pre_pass": own_backend}),
+        regions=serve_warm.compile_regions(Stack(Block(), Block()), dynamic=False),
+    )
+    found = compile_arguments(owner)
+    assert found.keys() == {"module", "function", "regions"}
+    assert not any(" at 0x" in words for words in found.values())
+    assert "own_backend" in found["module"]
+    assert "own_backend" in found["function"]
+    assert found["regions"] == "inductor: dynamic=False"

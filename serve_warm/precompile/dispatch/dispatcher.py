@@ -40,6 +40,7 @@ from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.dispatch.settling_calls import SettlingCallDue, SettlingCalls
 from serve_warm.precompile.entries.function import may_run_again
 from serve_warm.precompile.entries.table import Entry, EntryTable, NotYet
+from serve_warm.precompile.facts.names import identity, name_of_class
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 from serve_warm.precompile.libraries.run import LibraryFailedCleanly, for_known_calls
@@ -183,7 +184,8 @@ class Dispatcher(HandedOver):
         words = _in_words(self.arguments, self.level)
         if self.level == LIBRARY_LEVEL:
             return words
-        return f"{self.arguments.get('backend', 'inductor')}: {words}"
+        backend = self.arguments.get("backend", "inductor")
+        return f"{backend if isinstance(backend, str) else _in_word(backend)}: {words}"
 
     def was_called(self) -> bool:
         """Return whether any call has reached the dispatcher while entries could answer it."""
@@ -230,7 +232,7 @@ class Dispatcher(HandedOver):
         if fn is None:
             answers = self._eager_answers()
             if answers is not None:
-                reason = None if binding.entries else EagerReason.CHANGED
+                reason = EagerReason.CHANGED if binding.unfit and not binding.entries else None
                 return eager_calls.answer(
                     answers, self.name, self.callee, args, kwargs, why=lambda: use[2], reason=reason
                 )
@@ -450,4 +452,15 @@ def _in_words(arguments: Mapping[str, object], level: int) -> str:
     kept = {k: v for k, v in arguments.items() if k not in ("recompile_limit", "fullgraph", "name")}
     if level != 2:
         kept["level"] = level
-    return ", ".join(f"{key}={kept[key]!r}" for key in sorted(kept)) or "no arguments"
+    return ", ".join(f"{key}={_in_word(kept[key])}" for key in sorted(kept)) or "no arguments"
+
+
+def _in_word(value: object) -> str:
+    """Return an argument as text without addresses, which differ in each process."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_in_word(part)}' for key, part in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_in_word, value))}]"
+    if callable(value):
+        return identity(value) or name_of_class(type(value))
+    return repr(value)

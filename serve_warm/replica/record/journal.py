@@ -109,8 +109,10 @@ class Journal:
         self.is_compiler_from_app = False
         """Whether the app imported torch's compiler before the warm-up needed it."""
         self.traffic_log = TrafficLog()
-        self.eager_record = EagerRecord()
         """The log of compiles after READY."""
+        self.eager_record = EagerRecord()
+        """The calls after READY that ran eagerly."""
+        self._is_uncompiled: Callable[[], bool] = lambda: False
         self.compiled_early = 0
         """Number of frames compiled in `__init__`."""
         self.started_unix = 0.0
@@ -151,9 +153,13 @@ class Journal:
         self.artifact = use
         self.verdict = verdict or self.verdict
 
-    def note_eager(self) -> None:
-        """Record that this start compiles nothing."""
+    def note_eager(self, *, is_uncompiled: Callable[[], bool]) -> None:
+        """Record that this start compiles nothing.
+
+        `is_uncompiled` returns whether it would have compiled for any call so far.
+        """
         self.verdict = Verdict.EAGER
+        self._is_uncompiled = is_uncompiled
 
     def note_loaded(self, *, narrow: Sequence[str], unvaried: Sequence[str], varied: str) -> None:
         """Record that the artifact is loaded, and what its build said about the inputs.
@@ -426,6 +432,7 @@ class Journal:
             artifact=self.artifact,
             entries=SESSION.uses(),
             eager_calls=tuple(self.eager_record.calls()),
+            uncompiled=self._is_uncompiled(),
             parity=self.checks.report() if self.checks is not None else None,
             compiler_imported=self._compiler_imported(),
             compiler_imported_by=IMPORTER.place,

@@ -25,7 +25,7 @@ PERIOD_S = 10.0
 """Minimum seconds between two log lines. A line includes the number of compiles since the previous
 line."""
 
-EAGER_CALL = "eager call"
+EAGER_CALL = "eager_call"
 """The kind of events about calls that ran eagerly instead of compiling."""
 
 LOGGED = ("kind", "function", "signature", "seconds", "reason")
@@ -117,7 +117,7 @@ class TrafficLog:
         if time.monotonic() < self._silent_until.get(group, 0.0):
             return
         self._silent_until[group] = time.monotonic() + PERIOD_S
-        unlogged = self._unlogged.pop(group)
+        unlogged = self._unlogged.pop(group, 0)
         logger.warning(
             "after ready: kind=%s function=%s input=[%s]%s%s events=%d; %s",
             event.kind,

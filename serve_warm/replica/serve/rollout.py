@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a replica without an artifact may serve uncompiled code, or must compile first.
 
-Serve stops old replicas as soon as new ones are RUNNING. An eager replica is RUNNING at once, so a
-rollout without a fitting artifact would turn a warm fleet eager, at any time of the day. So a
-replica runs eagerly only if nobody serves compiled code of its deployment.
+An eager replica is RUNNING at once, so a rollout without a fitting artifact would turn a warm fleet
+eager within minutes, at any time of the day. So a replica runs eagerly only if nobody serves
+compiled code of its deployment. If Serve has stopped the only replica first, nobody serves: then an
+eager answer is the fastest.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Any
 from ray import serve
 
 from serve_warm._redaction import describe_error
-from serve_warm.report import Stage, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ async def why_not_eager(
 
 
 def _is_compiled(report: Mapping[str, Any]) -> bool:
-    is_ready: bool = report["stage"] == Stage.READY.value
-    return is_ready and bool(report["verdict"] != Verdict.EAGER.value)
+    # Not by its stage, which a `reconfigure` changes while the replica serves.
+    return not report["uncompiled"]
 
 
 async def _ask(application: str, deployment: str) -> list[dict[str, Any]] | None:
@@ -65,7 +65,8 @@ async def _ask(application: str, deployment: str) -> list[dict[str, Any]] | None
     found = status.applications.get(application)
     states = dict(found.deployments[deployment].replica_states) if found else {}
     # This replica is STARTING. UPDATING ones serve, too.
-    if not any(count for state, count in states.items() if state in ("RUNNING", "UPDATING")):
+    # This replica is STARTING, and STOPPING ones get no requests. All others serve, or may again.
+    if not any(count for state, count in states.items() if state not in ("STARTING", "STOPPING")):
         return None
     handle: Any = serve.get_deployment_handle(deployment, application)
     # From Ray 2.57 on; an older Serve cannot ask all replicas.

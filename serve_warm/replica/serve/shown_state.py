@@ -102,6 +102,7 @@ def facts_of(report: Report) -> dict[str, Any]:
     return {
         "stage": report.stage.value,
         "verdict": report.verdict.value if report.verdict else None,
+        "uncompiled": report.uncompiled,
         "degraded": list(report.degraded),
         "narrow": list(report.narrow),
         "inputs_expected": report.covered.expected,

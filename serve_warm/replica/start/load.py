@@ -30,7 +30,6 @@ from serve_warm.artifact.newest_seen import NewestSeen, Variant
 from serve_warm.artifact.pull import Pulled, pull
 from serve_warm.compiler.caches import forget_compiled
 from serve_warm.compiler.cpu_target import isa_checks, require_compiler
-from serve_warm.compiler.imports import is_imported
 from serve_warm.compiler.switches import find_off_switch
 from serve_warm.config import environment
 from serve_warm.errors import (
@@ -52,7 +51,7 @@ from serve_warm.replica.start import prefetch
 from serve_warm.replica.start.context import StartStep
 from serve_warm.replica.start.install import put_in_place
 from serve_warm.replica.start.pack import NARROW, UNVARIED, VARIED
-from serve_warm.replica.start.prepare import CompilesWith, Prepared, prepare_compiler
+from serve_warm.replica.start.prepare import Prepared, need_compiler, prepare_compiler
 from serve_warm.report import ArtifactUse, Stage, Verdict
 from serve_warm.stores import kind_of, open_store
 from serve_warm.trust.verify import describe_end
@@ -87,14 +86,17 @@ class Loaded:
     """The error for `on_missing: fail`, kept while the start has found no compiled code. The error
     is raised later if the app turns out to have compiled code."""
 
-    def needs_compiler(self, compiles_with: CompilesWith) -> bool:
+    def needs_compiler(self, prepared: Prepared) -> bool:
         """Whether the start needs torch's compiler but has not imported it yet."""
-        if self.is_eager or self.has_libraries or is_imported():
+        if self.is_eager or self.has_libraries:
             return False
+        compiles_with = prepared.compiles_with
+        if compiles_with == "torch":
+            return prepared.is_compiler_put_off
         # No libraries are loaded here. If the app asks for libraries, something must be compiled.
         # If no compiled code was found so far, a model that is created later may have entries in
         # the artifact.
-        return compiles_with != "nothing" or (self.artifact is not None and self.artifact.in_use)
+        return compiles_with == "libraries" or (self.artifact is not None and self.artifact.in_use)
 
 
 class Loading(StartStep):
@@ -118,14 +120,16 @@ class Loading(StartStep):
         elif uri is not None and prepared.fingerprint is not None:
             loaded = await self._load_from(uri, prepared, prepared.fingerprint, deadline)
         loaded = await self._agree(loaded, ranks, deadline)
-        if loaded.needs_compiler(prepared.compiles_with):
+        if loaded.needs_compiler(prepared):
             self._import_compiler(prepared)
         return loaded
 
     def _import_compiler(self, prepared: Prepared) -> None:
         with self._journal.timed(Stage.PENDING):
             prepare_compiler(self._start)
-        if prepared.compiles_with != "torch":
+        if prepared.compiles_with == "torch":
+            need_compiler(self._start, prepared.arguments)
+        else:
             require_compiler(environment())
 
     async def go_on_without(self, refusal: ArtifactRefused, prepared: Prepared) -> Loaded:
@@ -136,7 +140,7 @@ class Loading(StartStep):
             CompilerMissing: something must be compiled, and there is no compiler.
         """
         loaded = await self._go_without(self._put_aside(Verdict.REFUSED, refusal), refusal)
-        if loaded.needs_compiler(prepared.compiles_with):
+        if loaded.needs_compiler(prepared):
             self._import_compiler(prepared)
         forget_compiled()
         return loaded
@@ -194,7 +198,8 @@ class Loading(StartStep):
         except (ArtifactNotFound, StoreError) as miss:
             error = self._missed(miss)
             loaded = self._put_aside(Verdict.MISS, error)
-            if prepared.compiles_with == "nothing":
+            # With `eager`, a model that is created later must not be compiled either.
+            if prepared.compiles_with == "nothing" and self._policy(Verdict.MISS) != "eager":
                 logger.info("no artifact found, but the app compiles nothing: %s", error.message)
                 return replace(loaded, missing=self._failure(Verdict.MISS, error))
             return await self._go_without(loaded, error)

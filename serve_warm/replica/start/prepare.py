@@ -8,7 +8,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal
 
 from serve_warm import _private_folders
@@ -69,6 +69,10 @@ class Prepared:
     """The fingerprint that artifacts are compared with. None if no store is configured and torch
     is not imported."""
     compiles_with: CompilesWith = "nothing"
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """The compile arguments found on the user's object, by attribute."""
+    is_compiler_put_off: bool = False
+    """Whether the compiler is imported only when the artifact is known, although it is needed."""
     made_of: CodeAndModel = CodeAndModel()
     """The code and the model, which an artifact should match."""
 
@@ -107,10 +111,11 @@ class Preparation(StartStep):
             self._choose_cpu()
             arguments = compile_arguments(self._replica.owner)
             with_ = self._compiles_with(arguments)
-            # Otherwise the start may do without it, which shows as soon as the artifact is known.
-            if with_ == "torch" and not self._may_run_eagerly:
+            # If the policy is `eager`, only the artifact shows whether this is needed.
+            is_put_off = with_ == "torch" and self._may_run_eagerly
+            if with_ == "torch" and not is_put_off:
                 prepare_compiler(self._start)
-                self._need_compiler(arguments)
+                need_compiler(self._start, arguments)
             self._warn_of_remote_caches()
             before = self._replica.unwatched_compiles_before
             journal.note_early_compiles(unwatched_compiles() - before)
@@ -127,7 +132,12 @@ class Preparation(StartStep):
                 journal.note_fingerprint(fingerprint)
                 made_of = replace(made_of, model=self._digest_model())
         return Prepared(
-            inputs=inputs, fingerprint=fingerprint, compiles_with=with_, made_of=made_of
+            inputs=inputs,
+            fingerprint=fingerprint,
+            compiles_with=with_,
+            arguments=arguments,
+            is_compiler_put_off=is_put_off,
+            made_of=made_of,
         )
 
     def _digest_model(self) -> str:
@@ -179,16 +189,6 @@ class Preparation(StartStep):
                 f"{' '.join(lacking)}: no portable artifact fits, so this replica compiles for "
                 "its own CPU"
             )
-
-    def _need_compiler(self, arguments: Mapping[str, str]) -> None:
-        try:
-            require_compiler(environment())
-        except CompilerMissing as error:
-            if any(words.startswith("inductor") for words in arguments.values()):
-                raise
-            # Inductor compiles nothing in this start, and a model that is not compiled needs no
-            # compiler.
-            self._journal.warn(str(error))
 
     def _refuse_shared_code(self) -> None:
         """Raise an error if the folder that a build packs might contain another process's code."""
@@ -242,13 +242,20 @@ class Preparation(StartStep):
         self, inputs: Sequence[Input], ranks: Ranks, deadline: Deadline
     ) -> None:
         """Check that all ranks agree on the inputs and on `on_unproven`."""
-        if ranks.size > 1 and self._config.after_ready != "count":
-            raise ConfigError(
-                f"`after_ready: {self._config.after_ready}` does not work with ranks that compute "
-                "together: if one rank refuses a request or runs other code than the rest, the "
-                "other ranks wait for that rank",
-                hint="use `after_ready: count`, which counts compiles after READY",
-            )
+        config = self._config
+        given = {
+            "after_ready": config.after_ready if config.after_ready != "count" else "",
+            "on_missing": config.on_missing if config.on_missing == "eager" else "",
+            "on_refused": config.on_refused if config.on_refused == "eager" else "",
+        }
+        for name, value in given.items():
+            if value and ranks.size > 1:
+                raise ConfigError(
+                    f"`{name}: {value}` does not work with ranks that compute together: if one "
+                    "rank refuses a request or runs other code than the rest, the other ranks wait "
+                    "for that rank",
+                    hint=f"use `{name}: {'count' if name == 'after_ready' else 'compile'}`",
+                )
         plan = {"inputs": [item.name for item in inputs], "on_unproven": self._config.on_unproven}
         with self._journal.timeline.span("the other ranks"):
             plans = await ranks.agree("its inputs", plan, timeout_s=deadline.left())
@@ -270,6 +277,22 @@ def prepare_compiler(start: StartContext) -> None:
         # On this thread, because tasks of user code on the event loop can then import nothing
         # meanwhile. Two threads cannot import parts of torch at the same time.
         import_compiler()
+
+
+def need_compiler(start: StartContext, arguments: Mapping[str, str]) -> None:
+    """Check that there is a C++ compiler, if Inductor needs one. `arguments` as in `Prepared`.
+
+    Raises:
+        CompilerMissing: there is none.
+    """
+    try:
+        require_compiler(environment())
+    except CompilerMissing as error:
+        if any(words.startswith("inductor") for words in arguments.values()):
+            raise
+        # Inductor compiles nothing in this start, and a model that is not compiled needs no
+        # compiler.
+        start.journal.warn(str(error))
 
 
 def only_libraries(arguments: Mapping[str, str]) -> bool:

@@ -24,8 +24,9 @@ from serve_warm.compiler import eager_calls, evidence
 from serve_warm.compiler.compiled_objects import (
     reaches_compiled,
 )
-from serve_warm.compiler.eager_calls import EagerAnswers, EagerKind, EagerRecord
+from serve_warm.compiler.eager_calls import EagerAnswers, EagerKind
 from serve_warm.compiler.imports import is_imported
+from serve_warm.compiler.proof import look_at_fallen
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import (
@@ -87,8 +88,6 @@ class Warmup:
         self._in_gang = in_gang
         self._is_eager = False
         """Whether this replica compiles nothing."""
-        self._foreseen: set[tuple[str, str]] = set()
-        """The calls of the declared inputs in such a replica."""
         self._is_late = False
         """Whether a deadline has passed and the policy is to serve."""
         self._prepared = Prepared()
@@ -207,19 +206,19 @@ class Warmup:
     async def _run_eagerly(self, prepared: Prepared, deadline: Deadline) -> None:
         """From now on, run all calls eagerly, and replay the inputs once."""
         self._is_eager = True
-        self.journal.note_eager()
-        record = EagerRecord()
-        answers = EagerAnswers(record, EagerReason.NO_ARTIFACT, takes=lambda: True)
+        answers = EagerAnswers(self.journal.eager_record, EagerReason.NO_ARTIFACT)
+        record = self.journal.eager_record
+        self.journal.note_eager(is_uncompiled=lambda: bool(answers.taken) or bool(record.calls()))
         eager_calls.answer_from_now_on(answers)
         await self._proof.replay_eagerly(prepared, deadline, has_run=lambda: bool(answers.taken))
-        self._foreseen = {(each.callable, each.call) for each in record.calls()}
 
-    def _answer_eagerly(self, reason: EagerReason, *, takes: Callable[[], bool]) -> None:
+    def _answer_eagerly(self, reason: EagerReason) -> None:
+        before = eager_calls.answers
         eager_calls.answer_from_now_on(
             EagerAnswers(
                 self.journal.eager_record,
                 reason,
-                takes=takes,
+                replayed=None if before is None else before.replayed,
                 on_new=self._note_eager_call,
                 no_memory=self._replica.no_memory,
             )
@@ -251,10 +250,10 @@ class Warmup:
         if self._config.after_ready == "forbid" and not self._is_eager:
             seen.forbidden = self._replica.refusal
         elif self._is_eager:
-            self._answer_eagerly(EagerReason.NO_ARTIFACT, takes=lambda: True)
+            self._answer_eagerly(EagerReason.NO_ARTIFACT)
         elif self._config.after_ready == "eager":
-            # A replay compiles, because that is what it is for.
-            self._answer_eagerly(EagerReason.UNFORESEEN, takes=lambda: not evidence.is_replay())
+            self._answer_eagerly(EagerReason.UNFORESEEN)
+            look_at_fallen()
         if journal.checks is not None:
             journal.checks.serve()
         return journal.say_ready()
@@ -347,8 +346,6 @@ class Warmup:
         self.journal.log_compile(event, lambda event: self._replica.suggest(event, declared))
 
     def _note_eager_call(self, function: str, call: str, kind: EagerKind) -> None:
-        if (function, call) in self._foreseen:
-            return
         event = CompileEvent(kind=EAGER_CALL, function=function, signature=call, reason=kind.why)
         kind.declare = self._replica.suggest(event, self._prepared.inputs)
         self.journal.log_compile(event, lambda _: kind.declare)

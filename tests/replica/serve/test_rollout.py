@@ -15,9 +15,9 @@ import pytest
 from serve_warm.replica.serve import rollout
 from serve_warm.replica.serve.rollout import KUBERAY, why_not_eager
 
-EAGER = {"stage": "READY", "verdict": "eager"}
-COMPILED = {"stage": "READY", "verdict": "full_hit"}
-STARTING = {"stage": "REPLAYING", "verdict": None}
+EAGER = {"stage": "READY", "uncompiled": True}
+COMPILED = {"stage": "READY", "uncompiled": False}
+UPDATING = {"stage": "REPLAYING", "uncompiled": False}
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, answer: Any, **options: Any) -> str:
@@ -36,7 +36,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, answer: Any, **options: Any) -> str:
     [
         (None, ""),
         ([EAGER, EAGER], ""),
-        ([EAGER, STARTING], ""),
+        ([EAGER, UPDATING], "1 of 2 other replicas of Scorer run compiled code"),
         ([COMPILED], "another replica of Scorer runs compiled code"),
         ([EAGER, COMPILED, COMPILED], "2 of 3 other replicas of Scorer run compiled code"),
         (AttributeError("no broadcast"), "it is not known whether"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_update import Net, Replica, Swapping, make_fixture  # noqa: F401
 
-NAMES = ("callable", "reason", "calls")
+from serve_warm import Input
 
 
 def eager_calls(replica: Replica) -> list[dict[str, Any]]:
@@ -37,8 +37,39 @@ def test_an_unforeseen_call_runs_eagerly_and_is_counted(make, caplog):
     assert "[7, 4]" in seen["call"]
     assert "size mismatch" in seen["why"]
     assert seen["declare"].startswith("Input(")
-    lines = [record.message for record in caplog.records if "eager call" in record.message]
+    lines = [record.message for record in caplog.records if "eager_call" in record.message]
     assert len(lines) == 1, "one line for each new kind of call, never one for each call"
+
+
+def test_code_beyond_the_recompile_limit_is_counted_too(make):
+    """Torch would run it eagerly in silence."""
+    replica = make(Many, after_ready="eager", on_unproven="serve")
+
+    async def serving() -> None:
+        await replica.start()
+        await replica.quiet_request(99)
+
+    asyncio.run(serving())
+    assert [(seen["reason"], seen["calls"]) for seen in eager_calls(replica)] == [("unforeseen", 1)]
+
+
+class Many(Swapping):
+    """Declares more sizes than torch compiles."""
+
+    def swap(self, config: dict[str, Any]) -> None:
+        self.model = torch.compile(
+            Unlike(config["width"], 2.0).eval(), backend="eager", dynamic=False
+        )
+
+    def warmup_inputs(self) -> list[Input]:
+        return [Input(target=self.score, args=(batch,)) for batch in range(2, 13)]
+
+
+class Unlike(Net):
+    """Has code of its own, because torch gives it up."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) - self.scale
 
 
 @pytest.mark.parametrize("arguments", [{"fullgraph": True}, {"dynamic": True}, {}])

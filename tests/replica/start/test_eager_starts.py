@@ -8,6 +8,7 @@ import logging
 
 import torch
 
+from compiled import compiled, double
 from serve_warm.compiler import eager_calls
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ReplayFailed
@@ -26,6 +27,13 @@ from starts import (  # noqa: F401 - fixtures
 )
 
 
+class Making:
+    """Makes its model at the first call."""
+
+    def model(self, given: torch.Tensor) -> torch.Tensor:
+        return compiled(double)(given)
+
+
 def test_a_start_that_misses_is_ready_without_compiling(store: LocalStore, caplog):
     """The inputs are replayed once, and traffic runs eagerly and is counted."""
     told: list[Report] = []
@@ -35,7 +43,7 @@ def test_a_start_that_misses_is_ready_without_compiling(store: LocalStore, caplo
     report = warmup.report()
 
     assert (watch_process().counts() - before).quiet
-    assert (report.verdict, report.degraded) == (Verdict.EAGER, ())
+    assert (report.verdict, report.degraded, report.uncompiled) == (Verdict.EAGER, (), True)
     assert stages_of(told)[-2:] == ["REPLAYING", "READY"]
     assert replica.calls == ["size 3", "size 2"]
     assert "no artifact for" in report.artifact.reason
@@ -77,11 +85,22 @@ def test_an_input_that_fails_eagerly_fails_the_start(store: LocalStore):
     assert report.stage is Stage.FAILED
 
 
+def test_a_model_that_a_request_makes_is_not_compiled_either(store: LocalStore):
+    """As of a multiplexed deployment: nothing compiled is there when the start looks for it."""
+    replica, before = StandIn(), watch_process().counts()
+    replica.owner = Making()
+    report = warm_up(replica, artifact=store.uri, on_missing="eager").report()
+    assert (report.verdict, report.uncompiled) == (Verdict.EAGER, True)
+    replica.owner.model(torch.ones(7))
+    assert (watch_process().counts() - before).quiet
+
+
 def test_an_app_that_compiles_nothing_needs_no_artifact(store: LocalStore):
     replica = StandIn()
     replica.owner.model = lambda given: given
     report = warm_up(replica, artifact=store.uri, on_missing="eager").report()
     assert (report.verdict, report.nothing_compiles) == (Verdict.OFF, True)
+    assert not report.uncompiled
 
 
 def test_forbid_has_nothing_to_forbid_in_an_eager_replica(store: LocalStore):
