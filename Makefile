@@ -151,6 +151,7 @@ bench: $(READY)
 	  --requests 6 --json $(RESULTS)/speech_to_text.json
 	$(BIN)/python tests/benchmarks/bench_call.py | tee $(RESULTS)/call.json
 	$(BIN)/python tests/benchmarks/bench_changes.py | tee $(RESULTS)/changes.json
+	$(BIN)/python tests/benchmarks/bench_eager.py --json $(RESULTS)/eager.json
 	$(BIN)/python tests/benchmarks/bench_startup.py --repeats $(STARTUP_REPEATS) \
 	  --json build/bench.json --json $(RESULTS)/startup.json --picture docs/startup.svg
 	$(BIN)/python tests/benchmarks/figures.py
@@ -170,6 +171,7 @@ gpu: $(READY)
 	  --add-to $(RESULTS)/startup_gpu.json --json $(RESULTS)/startup_gpu.json
 	$(BIN)/python tests/gpu/serve_requests.py --json $(RESULTS)/requests_gpu.json
 	$(BIN)/python tests/gpu/eight_replicas.py --json $(RESULTS)/replicas_gpu.json
+	$(BIN)/python tests/gpu/eager_gpu.py --limit-s 7200 --json $(RESULTS)/eager_gpu.json
 	$(BIN)/python tests/gpu/seats_gpu.py --limit-s 7200 --json $(RESULTS)/seats.json
 	$(BIN)/python tests/gpu/models_gpu.py --models decode,vit_large,whisper_large --limit-s 7200 \
 	  --json $(RESULTS)/models_gpu.json
