@@ -563,7 +563,6 @@ SLICES = {
     "artifact.newest_seen": {
         "self._digest()[:32]",
         "marks[:-MAX_MARKS]",
-        "mark.read_bytes()[:_MAX_MARK_BYTES]",
     },
     "artifact.statements": {"name[:100]"},  # of an object, which the name makes
     "builder.portable": {"found[:SHOWN]"},  # instructions
@@ -594,7 +593,8 @@ SLICES = {
         "uncalled[:MOST_UNCALLED]",
         "methods[:MOST_UNCALLED]",
     },
-    "report": {"rest[:LINES_OF_LEVEL_1]"},  # records
+    "report": {"eager[:LINES_OF_EAGER]", "rest[:LINES_OF_LEVEL_1]"},  # records
+    "artifact.pull": {"sorted(others)[:SHOWN_VARIANTS]"},  # names of applications
 }
 SHORTENED = {
     # Types, lengths and numbers of a call, and what torch says of it without its texts.

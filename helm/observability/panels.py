@@ -492,6 +492,10 @@ ARTIFACT = Row(
     ),
 )
 
+CALLING = f"sum by ({DEPLOYMENT}) (rate({ours('calls_after_ready_total', span='[5m]')}))"
+CALLING_EAGERLY = f"sum by ({DEPLOYMENT}) (rate({ours('eager_calls_total', NO_UPDATE, '[5m]')}))"
+"""Calls a second of compiled functions, and those of them that run eagerly."""
+
 AFTER_READY = (
     ("compiles_after_ready_total", "compiles"),
     ("captures_after_ready_total", "captures"),
@@ -536,10 +540,8 @@ TRAFFIC = Row(
             limits=((0.05, "orange"),),
             queries=(
                 Query(
-                    expr=f"sum by ({DEPLOYMENT}) "
-                    f"(rate({ours('eager_calls_total', NO_UPDATE, '[5m]')})) "
-                    f"/ sum by ({DEPLOYMENT}) "
-                    f"(rate({ours('calls_after_ready_total', span='[5m]')}))",
+                    # Ray exports a counter only from its first count on.
+                    expr=f"({CALLING_EAGERLY} or 0 * {CALLING}) / {CALLING}",
                     legend="{{deployment}}",
                 ),
             ),

@@ -96,6 +96,7 @@ PANELS: dict[str, list[Values]] = {
     "Starts that could not use a seat, by reason": [{"failed": 1.0, "unavailable": 1.0}],
     "Live replicas by verdict: hit, miss, refused": [
         {"full_hit": 1.0, "partial": 0.0, "miss": 2.0, "refused": 1.0, "late": 0.0, "off": 0.0}
+        | {"eager": 0.0}
     ],
     "Refused artifacts by reason": [{"untrusted": 1.0}],
     "Artifact age": [{"Ranker": 46 * DAY_S}],
@@ -109,6 +110,8 @@ PANELS: dict[str, list[Values]] = {
         {"Ranker": 0.0, "Embedder": 3.0},
         NOTHING_COUNTED,
     ],
+    "Eager share of calls": [{"Ranker": 0.0, "Embedder": 0.0}],
+    "Eager calls": [{}],
     "Waiting requests and starting replicas": [
         {"Ranker": 0.0, "Embedder": 7.0, "Batch": 0.0},
         {"Ranker": 0.0, "Embedder": 1.0},
@@ -122,7 +125,7 @@ PANELS: dict[str, list[Values]] = {
     ],
     "Starts in the time range by outcome (node server only)": [
         {"full_hit": 2.0, "miss": 1.0, "refused": 1.0, "died": 1.0, "off": 1.0}
-        | {"partial": 0.0, "late": 0.0, "failed": 0.0}
+        | {"partial": 0.0, "late": 0.0, "failed": 0.0, "eager": 0.0}
     ],
     "Duration of starts, median and 95th percentile (node server only)": [
         {"full_hit": 45.0, "miss": 900.0, "refused": 210.0, "died": 90.0},

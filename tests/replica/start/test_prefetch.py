@@ -139,7 +139,9 @@ def test_what_was_pulled_during_init_is_loaded(store: LocalStore):
     warmup = start(replica, work, artifact=store.uri)
     report = warmup.report()
     assert (report.verdict, report.artifact.statement) == (Verdict.FULL_HIT, key)
-    assert report.artifact.trace == (f"{key}: accepted, created {report.artifact.created}",)
+    (chosen,) = report.artifact.trace
+    # What follows is about code and model, which other tests of this process may have made known.
+    assert chosen.startswith(f"{key}: accepted, created {report.artifact.created}")
     assert report.artifact.signers == ("key0",)
     assert report.artifact.raw_bytes > report.artifact.stored_bytes > 0
     assert report.artifact.reason == ""
