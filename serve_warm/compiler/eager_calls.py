@@ -206,7 +206,7 @@ class EagerCall:
     kind: EagerKind
     no_memory: Callable[[str, float], BaseException] | None
 
-    def ended(self, began: float, error: Exception | None = None) -> None:
+    def ended(self, began: float, error: RuntimeError | None = None) -> None:
         """Record the end of a call that began at this time (`time.perf_counter`).
 
         If GPU memory ran out, free some, refuse such calls for a while, and raise a clear error.
@@ -251,14 +251,14 @@ def answer(
     """Run a call eagerly, and record and time it. `why` and `reason` are as for `note`."""
     call = decided.note(function, _describe(callee, args, kwargs), why, reason=reason)
     CALLS.n += 1
-    began = time.perf_counter()
+    began, error = time.perf_counter(), None
     try:
-        value = callee(*args, **kwargs)
-    except Exception as error:
-        call.ended(began, error)
+        return callee(*args, **kwargs)
+    except RuntimeError as raised:
+        error = raised
         raise
-    call.ended(began)
-    return value
+    finally:
+        call.ended(began, error)
 
 
 def _describe(
@@ -295,18 +295,16 @@ def run_below(
 ) -> object:
     """Run a call through torch.compile. If Dynamo runs it eagerly, record its end."""
     before = _in_dynamo.swap(None)
-    began = time.perf_counter()
+    began, error = time.perf_counter(), None
     try:
-        value = stock(*args, **kwargs)
-    except Exception as error:
+        return stock(*args, **kwargs)
+    except RuntimeError as raised:
+        error = raised
+        raise
+    finally:
         call = _in_dynamo.swap(before)
         if call is not None:
             call.ended(began, error)
-        raise
-    call = _in_dynamo.swap(before)
-    if call is not None:
-        call.ended(began)
-    return value
 
 
 def note_in_dynamo(call: EagerCall) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import hashlib
 import os
 import signal
@@ -276,11 +277,12 @@ BROKEN: dict[str, tuple[Callable[[Sink], None], type[Exception]]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_download_that_fails_leaves_nothing(root: Path, cache: NodeCache, name: str):
     fill, kind = BROKEN[name]
+    gc.collect()  # other tests of this process may have left files to close
     before = len([*Path("/proc/self/fd").iterdir()])
     with pytest.raises(kind):
         cache.fetch(DIGEST, len(DATA), fill)
     assert names(root) == set()
-    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    assert len([*Path("/proc/self/fd").iterdir()]) <= before
     assert fetched(cache, Download()) == DATA
 
 
