@@ -243,11 +243,9 @@ class LightModule(torch.nn.Module):
             level=level,
         )
         object.__setattr__(self, "_serve_warm", dispatcher)
-
-        def forward(*args: object, **kwargs: object) -> object:
-            return dispatcher(*args, **kwargs)
-
         # In the object as well: Dynamo looks for the method in the class that `__class__` names.
+        # Facts name this method. They would digest the code of a function.
+        forward = dispatcher.__call__
         vars(self).update({"forward": forward, OWN_FORWARD: forward})
 
     def __call__(self, *args: object, **kwargs: object) -> object:

@@ -63,7 +63,7 @@ def calls():
 """
 
 
-OUR_NAMES = {"CompiledModule", "LightModule", "Dispatcher", "_CompiledFunction"}
+OUR_NAMES = {"LightModule", "Dispatcher", "_CompiledFunction"}
 """Classes whose names artifacts store. Renaming one invalidates entries of earlier releases."""
 
 
