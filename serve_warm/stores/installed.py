@@ -15,7 +15,7 @@ from typing import BinaryIO, TypeVar
 from serve_warm._records import record
 from serve_warm._redaction import describe_error, tainted
 from serve_warm.errors import ServeWarmError, StoreError
-from serve_warm.stores import Listed, Object, Sink, Store
+from serve_warm.stores import Listed, Object, Page, Sink, Store
 
 T = TypeVar("T")
 
@@ -38,9 +38,10 @@ class InstalledStore:
         """Yield the pages of the store."""
         pages = self._ask("list", prefix, lambda: iter(self.store.pages(prefix)))
 
-        def read() -> list[Listed] | None:
+        def read() -> Page | None:
             for page in pages:
-                return [_check(each, Listed) for each in page]
+                left_out = page.left_out if isinstance(page, Page) else 0
+                return Page((_check(each, Listed) for each in page), left_out=left_out)
             return None
 
         while (page := self._ask("list", prefix, read)) is not None:

@@ -11,7 +11,7 @@ import pytest
 
 from artifacts import APPLICATION, DEPLOYMENT, MemoryStore
 from serve_warm.errors import ObjectNotFound, StoreError
-from serve_warm.stores import Object, Store, list_keys
+from serve_warm.stores import Listed, Object, Page, Store, list_keys
 from serve_warm.stores.installed import InstalledStore
 from transfers import publish, pull_here
 
@@ -113,3 +113,12 @@ def test_one_statement_that_breaks_the_store_does_not_fail_a_pull():
     pulled = pull_here(installed(store))
     assert pulled.chosen.key == good
     assert [each.reason for each in pulled.chosen.trace] == ["fits", "unreadable"]
+
+
+def test_a_page_still_says_how_many_objects_it_leaves_out():
+    """They count towards the limit of a listing."""
+    broken = Broken()
+    broken.answer = [Page([Listed(key="a", modified_unix=None)], left_out=7)]
+    (page,) = installed(broken).pages("")
+    assert isinstance(page, Page)
+    assert ([each.key for each in page], page.left_out) == (["a"], 7)
