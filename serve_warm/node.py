@@ -615,7 +615,7 @@ class Policy(NamedTuple):
     latch: str = "on"
     """With `on`, a replica added to a warm node does not count until it is ready itself."""
     require: str = ""
-    """With `compiled`, a replica that runs eagerly for want of an artifact is not warm."""
+    """With `compiled`, a replica that runs uncompiled code is not warm."""
 
     @classmethod
     def of(
@@ -927,7 +927,7 @@ OPTIONS: dict[str, tuple[str, Any, str]] = {
     "--require": (
         "WHAT",
         "",
-        "compiled: a replica that runs uncompiled code for want of an artifact is not warm.",
+        "compiled: a replica that runs uncompiled code, without an artifact, is not warm.",
     ),
     "--verbose": ("", False, "Show each check and replica."),
 }

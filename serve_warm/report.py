@@ -278,8 +278,6 @@ class EagerReason(str, Enum):
     """It differs from the declared inputs in structure, sizes, values or settings of torch."""
     CHANGED = "changed"
     """The application changed or replaced the object after it was proven."""
-    UPDATE = "update"
-    """A `reconfigure` was being proven."""
     NO_ARTIFACT = "no_artifact"
     """The start had no artifact that fits and that is trusted, and the policy is `eager`."""
 

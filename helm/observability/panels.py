@@ -64,7 +64,6 @@ OF_DEPLOYMENT = f'{OF_APPLICATION},deployment=~"$Deployment"'
 OF_REPLICA = f'{OF_DEPLOYMENT},replica=~"$Replica"'
 DEPLOYMENT = "application, deployment"
 REPLICA = f"{DEPLOYMENT}, replica"
-NO_UPDATE = ',reason!="update"'
 MISSED_SEAT = ',reason!="none"'
 IN_START = ',stage!~"ready|failed"'
 
@@ -493,7 +492,7 @@ ARTIFACT = Row(
 )
 
 CALLING = f"sum by ({DEPLOYMENT}) (rate({ours('calls_after_ready_total', span='[5m]')}))"
-CALLING_EAGERLY = f"sum by ({DEPLOYMENT}) (rate({ours('eager_calls_total', NO_UPDATE, '[5m]')}))"
+CALLING_EAGERLY = f"sum by ({DEPLOYMENT}) (rate({ours('eager_calls_total', span='[5m]')}))"
 """Calls a second of compiled functions, and those of them that run eagerly."""
 
 AFTER_READY = (

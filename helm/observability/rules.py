@@ -258,13 +258,12 @@ sum by ({WHO}) (
 def eager_share() -> str:
     """Return an expression for the share of calls that ran eagerly, for each deployment."""
 
-    def grown(name: str, matchers: str = "") -> str:
-        by_sink = (ours(f"{sink}_{name}", matchers) for sink in ("serve_warm", "ray_serve_warm"))
+    def grown(name: str) -> str:
+        by_sink = (ours(f"{sink}_{name}") for sink in ("serve_warm", "ray_serve_warm"))
         node, ray = (f"sum by ({WHO}) (rate({series}[5m]))" for series in by_sink)
         return f"({node} or {ray})"
 
-    eager = grown("eager_calls_total", 'reason!="update"')  # an update pauses the count of calls
-    return f"{eager} / {grown('calls_after_ready_total')}"
+    return f"{grown('eager_calls_total')} / {grown('calls_after_ready_total')}"
 
 
 ON_THE_GPU = f"\nor on ({WHO})\n".join(

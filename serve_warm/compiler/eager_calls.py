@@ -11,10 +11,11 @@ purpose, for example while it proves its inputs, and does not say which calls ra
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 
@@ -53,7 +54,7 @@ calls as one."""
 class EagerKind:
     """One kind of call: its count, its times, and what would have prevented it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_back_off: bool) -> None:
         self.calls = 0
         self.seconds = 0.0
         self.why = ""
@@ -62,7 +63,7 @@ class EagerKind:
         """The input to declare for such calls."""
         self.refused = 0
         """How many calls were refused, because memory ran out in one of them or shortly before."""
-        self.may_back_off = True
+        self._may_back_off = may_back_off
         """Whether all calls of this kind are alike."""
         self._refused_until_s = 0.0
         self._times: deque[float] = deque(maxlen=TIMES_KEPT)
@@ -75,7 +76,7 @@ class EagerKind:
     def back_off(self) -> float:
         """Refuse such calls for a while, because memory ran out. Return the seconds."""
         self.refused += 1
-        if self.may_back_off:
+        if self._may_back_off:
             self._refused_until_s = time.monotonic() + BACK_OFF_S
             return BACK_OFF_S
         return 0.0
@@ -105,18 +106,23 @@ class EagerRecord:
     def add(self, function: str, call: str, reason: EagerReason) -> tuple[EagerKind, bool]:
         """Count a call. Return its kind, and whether it is the first call of this kind."""
         with self._lock:
-            for key in ((function, call, reason), (function, OTHERS, reason)):
-                kind = self._kinds.get(key)
-                has_room = len(self._kinds) < KINDS_KEPT * (1 if key[1] != OTHERS else 2)
-                if kind is not None or has_room:
+            for key, room in (
+                ((function, call, reason), KINDS_KEPT),
+                ((function, OTHERS, reason), 2 * KINDS_KEPT),
+                ((OTHERS, OTHERS, reason), math.inf),
+            ):
+                if key in self._kinds or len(self._kinds) < room:
                     break
-            else:
-                key, kind = (OTHERS, OTHERS, reason), self._kinds.get((OTHERS, OTHERS, reason))
+            is_own, kind = key[1] == call, self._kinds.get(key)
             if is_new := kind is None:
-                kind = self._kinds[key] = EagerKind()
-                kind.may_back_off = key[1] != OTHERS
+                kind = self._kinds[key] = EagerKind(may_back_off=is_own)
             kind.calls += 1
-            return kind, is_new and key[1] != OTHERS
+            return kind, is_new and is_own
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no call is recorded."""
+        return not self._kinds
 
     def has(self, function: str, call: str) -> bool:
         """Return whether a call is recorded, for any reason."""
@@ -158,16 +164,14 @@ class EagerAnswers:
         record: EagerRecord,
         reason: EagerReason,
         *,
+        replayed: EagerRecord,
         takes: Callable[[], bool] = lambda: True,
-        replayed: EagerRecord | None = None,
         on_new: Callable[[str, str, EagerKind], None] = lambda *_: None,
         no_memory: Callable[[str, float], BaseException] | None = None,
     ) -> None:
-        self.taken: Counter[str] = Counter()
-        """How many calls ran eagerly, by callable."""
-        self.replayed = replayed or EagerRecord()
-        self._record = record
         self.takes = takes
+        self._replayed = replayed
+        self._record = record
         self._reason = reason
         self._on_new = on_new
         self._no_memory = no_memory
@@ -184,13 +188,12 @@ class EagerAnswers:
 
         Raises the error of `no_memory` if such calls are refused.
         """
-        self.taken[function] += 1
         is_replay = evidence.is_replay()
-        record = self.replayed if is_replay else self._record
+        record = self._replayed if is_replay else self._record
         kind, is_new = record.add(function, call, reason or self._reason)
         if is_new and not is_replay:
             kind.why = excerpt(why())
-            if not self.replayed.has(function, call):
+            if not self._replayed.has(function, call):
                 self._on_new(function, call, kind)
         left_s = kind.seconds_refused()
         if left_s and self._no_memory is not None:
@@ -228,12 +231,12 @@ def answer_from_now_on(chosen: EagerAnswers | None) -> None:
 
 
 @contextlib.contextmanager
-def answering(chosen: EagerAnswers) -> Iterator[EagerAnswers]:
-    """Let `chosen` decide in the block, and then who decided before."""
+def answering(chosen: EagerAnswers | None) -> Iterator[None]:
+    """Let `chosen` decide in the block, and restore the former choice at its end."""
     before = answers
     answer_from_now_on(chosen)
     try:
-        yield chosen
+        yield
     finally:
         answer_from_now_on(before)
 
@@ -249,8 +252,8 @@ def answer(
     reason: EagerReason | None = None,
 ) -> object:
     """Run a call eagerly, and record and time it. `why` and `reason` are as for `note`."""
-    call = decided.note(function, _describe(callee, args, kwargs), why, reason=reason)
     CALLS.n += 1
+    call = decided.note(function, _describe(callee, args, kwargs), why, reason=reason)
     began, error = time.perf_counter(), None
     try:
         return callee(*args, **kwargs)

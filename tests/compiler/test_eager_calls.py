@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 import contextvars
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
 from compiled import compiled, double, fresh
-from levels import answered_eagerly
+from levels import answered_eagerly, answers_in
 from models import Scaled, close, x
 from serve_warm.compiler import eager_calls, evidence
 from serve_warm.compiler.eager_calls import (
@@ -73,6 +75,50 @@ def test_a_module_compiled_in_place_runs_eagerly():
     assert [seen.callable.partition(" ")[0] for seen in record.calls()] == ["forward"]
 
 
+def test_an_exported_module_runs_eagerly():
+    exported = torch.export.export(Scaled().eval(), (x(),)).module()
+    function = torch.compile(exported, backend="eager", dynamic=False)
+    with answered_eagerly() as record, torch.inference_mode():
+        close(function(x()), exported(x()))
+    assert [seen.calls for seen in record.calls()] == [1]
+
+
+def test_a_call_with_compiled_code_does_not_wait_for_an_eager_one():
+    """Neither holds a lock that the other needs, while it runs on another thread."""
+    began, ended = threading.Event(), threading.Event()
+
+    def wait(given: torch.Tensor) -> torch.Tensor:
+        if len(given) == 4 and not torch.compiler.is_compiling():
+            began.set()
+            assert ended.wait(60)
+        return given * 2
+
+    function = compiled(wait)
+    function(torch.ones(3))
+    with answered_eagerly() as record, ThreadPoolExecutor(1) as other:
+        unforeseen = other.submit(function, torch.ones(4))
+        assert began.wait(60)
+        for _ in range(100):
+            assert torch.equal(function(torch.ones(3)), torch.full((3,), 2.0))
+        ended.set()
+        assert torch.equal(unforeseen.result(), torch.full((4,), 2.0))
+    assert [seen.calls for seen in record.calls()] == [1]
+
+
+def test_a_storm_of_unforeseen_calls_compiles_nothing_and_keeps_nothing():
+    """A scanner sends 10,000 texts, each of another length. Torch remembers none of them."""
+    function = compiled(double)
+    function(torch.ones(3))
+    code = torch._dynamo.eval_frame.innermost_fn(function).__code__
+    kept = len(torch._dynamo.eval_frame._debug_get_cache_entry_list(code))
+    with answered_eagerly() as record:
+        for size in range(4, 10_004):
+            function(torch.ones(size))
+        assert torch.equal(function(torch.ones(3)), double(torch.ones(3)))
+    assert sum(seen.calls for seen in record.calls()) == 10_000
+    assert len(torch._dynamo.eval_frame._debug_get_cache_entry_list(code)) == kept == 1
+
+
 def test_compiled_code_inside_an_eager_call_stays_compiled():
     """The inner function has code for this call. Only the outer one has not."""
     inner = compiled(double)
@@ -111,7 +157,7 @@ def test_a_replay_compiles_as_ever():
     with evidence.note_calls() as calls, calls.of_replay():
         record = EagerRecord()
         takes = lambda: not evidence.is_replay()  # noqa: E731
-        with answering(EagerAnswers(record, EagerReason.UPDATE, takes=takes)):
+        with answering(answers_in(record, takes=takes)):
             function(torch.ones(3))
     assert (watch.counts() - before).compiles == 1
     assert record.calls() == []
@@ -125,7 +171,7 @@ def test_a_task_that_a_replay_began_runs_eagerly_after_it():
         kept.append(contextvars.copy_context())
     record = EagerRecord()
     takes = lambda: not evidence.is_replay()  # noqa: E731
-    with answering(EagerAnswers(record, EagerReason.UPDATE, takes=takes)):
+    with answering(answers_in(record, takes=takes)):
         kept[0].run(function, torch.ones(5))
     assert [seen.calls for seen in record.calls()] == [1]
 
@@ -134,9 +180,7 @@ def test_calls_of_replays_are_recorded_apart():
     """What they call is declared, and needs no advice."""
     function, new = compiled(double, dynamic=False), []
     record = EagerRecord()
-    answers = EagerAnswers(
-        record, EagerReason.NO_ARTIFACT, on_new=lambda _, call, kind: new.append(call)
-    )
+    answers = answers_in(record, on_new=lambda _, call, kind: new.append(call))
     with answering(answers):
         with evidence.note_calls() as calls, calls.of_replay():
             function(torch.ones(3))
@@ -171,12 +215,7 @@ def test_no_more_calls_are_eager_than_there_are_calls():
 
 def noting(record: EagerRecord) -> tuple[EagerAnswers, list[str]]:
     new: list[str] = []
-    answers = EagerAnswers(
-        record,
-        EagerReason.UNFORESEEN,
-        takes=lambda: True,
-        on_new=lambda function, call, _: new.append(f"{function}{call}"),
-    )
+    answers = answers_in(record, on_new=lambda function, call, _: new.append(f"{function}{call}"))
     return answers, new
 
 
@@ -246,10 +285,8 @@ class NoMemory(Exception):
 
 
 def memory_answers(record: EagerRecord) -> EagerAnswers:
-    return EagerAnswers(
+    return answers_in(
         record,
-        EagerReason.UNFORESEEN,
-        takes=lambda: True,
         no_memory=lambda function, seconds: NoMemory(f"{function}: {seconds:.0f} s"),
     )
 

@@ -8,19 +8,18 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_memory_on_a_gpu import Replica, pools_of_torch
+from test_memory_on_a_gpu import (  # noqa: F401 - a fixture
+    Replica,
+    pools_of_torch,
+    process,
+)
 
 import serve_warm
 from gpus import ON_A_GPU, two_layers
-from serve_warm.compiler import eager_calls
-from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.replica.start.stages import Warmup
 
@@ -29,19 +28,6 @@ pytestmark = ON_A_GPU
 WIDTH = 1024
 WARM = 64
 CALLS = 400
-
-
-@pytest.fixture(autouse=True)
-def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Restore the process-wide state of a start, and begin without graphs."""
-    for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        monkeypatch.setenv(variable, str(tmp_path))
-    torch._dynamo.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-    yield
-    watch_process().on_event = None
-    eager_calls.answer_from_now_on(None)
 
 
 def started(model: Any, *args: Any) -> Warmup:

@@ -15,6 +15,7 @@ import torch
 
 from gpus import ON_A_GPU, two_layers
 from outside_serve import OutsideServe
+from serve_warm.compiler import eager_calls
 from serve_warm.compiler.watch import unwatched_compiles, watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Input
@@ -63,6 +64,7 @@ def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     torch.cuda.empty_cache()
     yield
     watch_process().on_event = None
+    eager_calls.answer_from_now_on(None)
 
 
 def warm_up(replica: Replica) -> Warmup:

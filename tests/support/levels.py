@@ -142,12 +142,18 @@ def spans(call: Callable[[], Any], times: int) -> list[Any]:
     return found
 
 
+def answers_in(record: EagerRecord, **options: Any) -> EagerAnswers:
+    """Return what runs all calls without compiled code eagerly, and records them."""
+    options = {"replayed": EagerRecord(), **options}
+    return EagerAnswers(record, EagerReason.UNFORESEEN, **options)
+
+
 @contextlib.contextmanager
 def answered_eagerly() -> Iterator[EagerRecord]:
     """Run all calls without compiled code eagerly, and check that nothing compiles."""
     record, watch = EagerRecord(), watch_process()
     before = watch.counts()
-    with answering(EagerAnswers(record, EagerReason.UNFORESEEN, takes=lambda: True)):
+    with answering(answers_in(record)):
         yield record
     assert (watch.counts() - before).quiet
 

@@ -218,6 +218,7 @@ class Dispatcher(HandedOver):
         if is_eager():
             return self.callee(*args, **kwargs)
         building = SESSION.being_built is not None
+        answers = None if building else self._eager_answers()
         # Take the build's lock before this callable's lock, because eager calls inside take the
         # locks of other callables.
         try:
@@ -226,11 +227,12 @@ class Dispatcher(HandedOver):
                 # The callable is new, or returned to a structure whose entry was withdrawn.
                 if binding.runs_eagerly:
                     self._run_eagerly()
-                fn, use, tensors = self._choose(binding, args, kwargs, building=building)
+                fn, use, tensors = self._choose(
+                    binding, args, kwargs, building=building, eager=answers is not None
+                )
         except SettlingCallDue:
             return self._settling.run(args, kwargs)
         if fn is None:
-            answers = self._eager_answers()
             if answers is not None:
                 reason = EagerReason.CHANGED if binding.unfit and not binding.entries else None
                 return eager_calls.answer(
@@ -249,9 +251,9 @@ class Dispatcher(HandedOver):
             return self._answer_without(use[0], fn, error, args, kwargs)
 
     def _eager_answers(self) -> EagerAnswers | None:
-        """Return what records the current call, if the call runs eagerly for want of an entry.
+        """Return the policy if it runs calls without an entry eagerly, or else None.
 
-        If torch.compile has code for other calls of this callable, it decides by itself (`watch`).
+        None also if torch.compile may have code for this call: then the watch asks the policy.
         """
         answers = eager_calls.answers
         if answers is None or self.first_calls.have_run or not answers.takes():
@@ -265,8 +267,12 @@ class Dispatcher(HandedOver):
         kwargs: Mapping[str, object],
         *,
         building: bool,
+        eager: bool,
     ) -> tuple[Callable[..., object] | None, Use, Sequence[torch.Tensor]]:
-        """Return the code that runs a call, the key for counting it, and the call's tensors."""
+        """Return the code that runs a call, the key for counting it, and the call's tensors.
+
+        `eager` says that a call without an entry runs eagerly.
+        """
         table = binding.table
         call = "(...)"
         if table is None:
@@ -287,7 +293,7 @@ class Dispatcher(HandedOver):
         except NoEntry as error:
             if building:
                 table.refused.setdefault((self.name, call), str(error))
-            if not building and self._eager_answers() is not None:
+            if eager:
                 # Such calls are recorded apart. A call that was remembered would enter Dynamo.
                 return None, (call, 0, str(error)), ()
             # All calls of a changed model have the same reason.

@@ -127,8 +127,8 @@ class Replay:
     async def run_eagerly(self, why: str) -> None:
         """Replay all inputs once, in a start that compiles nothing. Proves nothing, because `why`.
 
-        The replay finds errors, and makes what the first calls make: memory of the allocator, state
-        of lazy modules, choices of cuDNN.
+        The replay finds errors in inputs, and does the work of first calls: reserving memory,
+        creating lazy modules, choosing algorithms of cuDNN.
 
         Raises:
             ReplayFailed: an input raised an exception, or all inputs ran out of memory.

@@ -81,7 +81,7 @@ class Loaded:
     has_libraries: bool = False
     """Whether the artifact has libraries, and all of them can be used."""
     is_eager: bool = False
-    """Whether the policy is `eager` for the reason why there is no artifact."""
+    """Whether the start runs eagerly, because it has no artifact and the policy is `eager`."""
     missing: WarmupFailed | None = None
     """The error for `on_missing: fail`, kept while the start has found no compiled code. The error
     is raised later if the app turns out to have compiled code."""
@@ -133,7 +133,7 @@ class Loading(StartStep):
             require_compiler(environment())
 
     async def go_on_without(self, refusal: ArtifactRefused, prepared: Prepared) -> Loaded:
-        """Refuse the loaded artifact, whose code raised an error, and return what is used instead.
+        """Refuse the loaded artifact, whose code raised an error, and go on without it.
 
         Raises:
             WarmupFailed: `on_refused` is `fail`.

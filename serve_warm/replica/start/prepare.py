@@ -53,6 +53,10 @@ REMOTE_CACHES = (
 """Variables that make torch unpickle data from remote caches (names from torch 2.13's config)."""
 
 
+TOGETHER = {"after_ready": "count", "on_missing": "compile", "on_refused": "compile"}
+"""Policies of ranks that compute together, which must all run the same code."""
+
+
 CompilesWith = Literal["torch", "libraries", "nothing"]
 """The kind of compiled code that a start found before the replay: code that needs torch's compiler,
 only libraries, or nothing. In the last two cases, the compiler is imported only when needed.
@@ -242,19 +246,14 @@ class Preparation(StartStep):
         self, inputs: Sequence[Input], ranks: Ranks, deadline: Deadline
     ) -> None:
         """Check that all ranks agree on the inputs and on `on_unproven`."""
-        config = self._config
-        given = {
-            "after_ready": config.after_ready if config.after_ready != "count" else "",
-            "on_missing": config.on_missing if config.on_missing == "eager" else "",
-            "on_refused": config.on_refused if config.on_refused == "eager" else "",
-        }
-        for name, value in given.items():
-            if value and ranks.size > 1:
+        for name, together in TOGETHER.items():
+            value = getattr(self._config, name)
+            if ranks.size > 1 and value in ("eager", "forbid"):
                 raise ConfigError(
                     f"`{name}: {value}` does not work with ranks that compute together: if one "
                     "rank refuses a request or runs other code than the rest, the other ranks wait "
                     "for that rank",
-                    hint=f"use `{name}: {'count' if name == 'after_ready' else 'compile'}`",
+                    hint=f"use `{name}: {together}`",
                 )
         plan = {"inputs": [item.name for item in inputs], "on_unproven": self._config.on_unproven}
         with self._journal.timeline.span("the other ranks"):

@@ -16,6 +16,7 @@ import gc
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from serve_warm.compiler import eager_calls, evidence
 from serve_warm.compiler.compiled_objects import (
     reaches_compiled,
 )
-from serve_warm.compiler.eager_calls import EagerAnswers, EagerKind
+from serve_warm.compiler.eager_calls import EagerAnswers, EagerKind, EagerRecord
 from serve_warm.compiler.imports import is_imported
 from serve_warm.compiler.proof import look_at_fallen
 from serve_warm.compiler.watch import watch_process
@@ -88,6 +89,8 @@ class Warmup:
         self._in_gang = in_gang
         self._is_eager = False
         """Whether this replica compiles nothing."""
+        self._replayed = EagerRecord()
+        """The calls of replays that ran eagerly."""
         self._is_late = False
         """Whether a deadline has passed and the policy is to serve."""
         self._prepared = Prepared()
@@ -177,7 +180,7 @@ class Warmup:
             self._prepared = prepared
             loaded = await loading.load(prepared, group, deadline)
             if loaded.is_eager:
-                await self._run_eagerly(prepared, deadline)
+                await self._run_eagerly(deadline)
                 return
             self._prepared = prepared = await proof.add_health_check(prepared, deadline)
             try:
@@ -188,7 +191,7 @@ class Warmup:
                     raise
                 self.journal.follow_checks(None)
                 if (await loading.go_on_without(refusal, prepared)).is_eager:
-                    await self._run_eagerly(prepared, deadline)
+                    await self._run_eagerly(deadline)
                     return
                 await proof.replay_and_compare(prepared, deadline)
             if loaded.verdict is Verdict.FULL_HIT:  # an artifact has the build's result
@@ -203,22 +206,25 @@ class Warmup:
             # Ranks become ready together, because a first request would wait for the other ranks.
             await group.agree("being ready", None, timeout_s=deadline.left())
 
-    async def _run_eagerly(self, prepared: Prepared, deadline: Deadline) -> None:
+    async def _run_eagerly(self, deadline: Deadline) -> None:
         """From now on, run all calls eagerly, and replay the inputs once."""
         self._is_eager = True
-        answers = EagerAnswers(self.journal.eager_record, EagerReason.NO_ARTIFACT)
-        record = self.journal.eager_record
-        self.journal.note_eager(is_uncompiled=lambda: bool(answers.taken) or bool(record.calls()))
-        eager_calls.answer_from_now_on(answers)
-        await self._proof.replay_eagerly(prepared, deadline, has_run=lambda: bool(answers.taken))
+        replayed, record = self._replayed, self.journal.eager_record
+        self.journal.note_eager(is_uncompiled=lambda: not (replayed.is_empty and record.is_empty))
+        self._answer_eagerly(EagerReason.NO_ARTIFACT)
+        await self._replay_eagerly(deadline)
+
+    async def _replay_eagerly(self, deadline: Deadline) -> None:
+        await self._proof.replay_eagerly(
+            self._prepared, deadline, has_run=lambda: not self._replayed.is_empty
+        )
 
     def _answer_eagerly(self, reason: EagerReason) -> None:
-        before = eager_calls.answers
         eager_calls.answer_from_now_on(
             EagerAnswers(
                 self.journal.eager_record,
                 reason,
-                replayed=None if before is None else before.replayed,
+                replayed=self._replayed,
                 on_new=self._note_eager_call,
                 no_memory=self._replica.no_memory,
             )
@@ -247,11 +253,10 @@ class Warmup:
         # The deadline may have passed before counting began. Count compiles in traffic anyway.
         seen = watch_process()
         seen.on_event = self._note_in_traffic
+        # A replica that runs eagerly has nothing to forbid, and knows already what to do.
         if self._config.after_ready == "forbid" and not self._is_eager:
             seen.forbidden = self._replica.refusal
-        elif self._is_eager:
-            self._answer_eagerly(EagerReason.NO_ARTIFACT)
-        elif self._config.after_ready == "eager":
+        elif self._config.after_ready == "eager" and not self._is_eager:
             self._answer_eagerly(EagerReason.UNFORESEEN)
             look_at_fallen()
         if journal.checks is not None:
@@ -274,17 +279,22 @@ class Warmup:
         journal, began_s = self.journal, time.perf_counter()
         seen = watch_process()
         before = seen.counts()
-        # Only calls that belong to a request for certain run eagerly: a call on a thread that keeps
-        # no context may belong to a replay.
+        # Their calls are only logged, because an update is no traffic.
+        requests = EagerRecord()
+
+        def takes() -> bool:
+            # Only calls that belong to a request for certain run eagerly: a call on a thread that
+            # keeps no context may belong to a replay, which compiles unless the replica is eager.
+            return self._is_eager or (not evidence.is_replay() and is_request())
+
         answers = EagerAnswers(
-            journal.eager_record,
-            EagerReason.UPDATE,
-            takes=lambda: not evidence.is_replay() and is_request(),
+            requests,
+            EagerReason.UNFORESEEN,
+            replayed=self._replayed,
+            takes=takes,
+            no_memory=self._replica.no_memory,
         )
-        with contextlib.ExitStack() as updating:
-            if not self._is_eager:
-                updating.enter_context(eager_calls.answering(answers))
-            updating.enter_context(self._watch_paused())
+        with eager_calls.answering(answers), self._watch_paused():
             try:
                 await change()
                 await self._prove_again()
@@ -298,7 +308,9 @@ class Warmup:
                 if raised is not None:  # Serve replaces the replica, unless only its rank changed
                     journal.fail(raised)
         journal.return_to_ready()
-        eager = answers.taken
+        eager: Counter[str] = Counter()
+        for each in requests.calls():
+            eager[each.callable] += each.calls
         logger.info(
             "reconfigure: %d compiles in %.1f s%s",
             (seen.counts() - before).compiles,
@@ -337,7 +349,7 @@ class Warmup:
         inputs = (*inputs, *(item for item in health if item.target_name not in known))
         self._prepared = dataclasses.replace(self._prepared, inputs=inputs)
         if self._is_eager:
-            await self._proof.replay_eagerly(self._prepared, deadline, has_run=lambda: True)
+            await self._replay_eagerly(deadline)
         else:
             await self._proof.prove_update(self._prepared, deadline)
 
@@ -354,7 +366,8 @@ class Warmup:
         self, *, accept_torch_source: bool = False
     ) -> tuple[dict[str, bytes], Mapping[str, Any]]:
         """Return the raw parts of an artifact and its build facts. Call this after `run()`."""
-        with self._join() as group:
+        # A build compiles what `after_ready` would run eagerly.
+        with eager_calls.answering(None), self._join() as group:
             self._proof.join(group)
             try:
                 parts, facts = await pack(

@@ -14,6 +14,8 @@ import torch
 
 import serve_warm
 from levels import forget_callables
+from serve_warm.compiler import eager_calls
+from serve_warm.inputs import Input
 from serve_warm.replica.start.pack import build_facts, pack
 from starts import StandIn, process, warm_up  # noqa: F401 - fixtures
 
@@ -47,3 +49,21 @@ def test_a_second_pack_has_the_same_entries(tmp_path: Path):
     assert [entry["level"] for entry in facts["entries"]] == [2]
     assert facts_again == facts
     assert sorted(second) == sorted(first) == ["cache", "precompiled"]
+
+
+def test_a_build_compiles_what_after_ready_would_run_eagerly():
+    """And afterwards the replica answers requests eagerly again."""
+    replica = StandIn()
+    start = warm_up(replica, after_ready="eager")
+    policies = [eager_calls.answers]
+
+    async def call(item: Input) -> None:
+        policies.append(eager_calls.answers)
+        replica.owner.model(*item.args)
+
+    replica.call = call  # type: ignore[method-assign]
+    asyncio.run(start.pack())
+    policies.append(eager_calls.answers)
+    assert len(policies) > 2
+    assert policies[0] is policies[-1] is not None
+    assert set(policies[1:-1]) == {None}

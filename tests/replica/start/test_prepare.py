@@ -12,11 +12,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from compiled import double
 from serve_warm.config import WarmupConfig
-from serve_warm.errors import CompilerMissing, InputError, WarmupFailed, WarmupTimeout
+from serve_warm.errors import (
+    CompilerMissing,
+    ConfigError,
+    InputError,
+    WarmupFailed,
+    WarmupTimeout,
+)
 from serve_warm.inputs import Input
+from serve_warm.replica.replay.ranks import Ranks
+from serve_warm.replica.replay.timed_calls import Deadline
+from serve_warm.replica.start.prepare import Preparation
 from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import Stage, Verdict
 from starts import Capturing, StandIn, failed, process, warm_up  # noqa: F401 - fixtures
@@ -199,3 +209,24 @@ def test_a_model_that_has_no_digest_starts(caplog: pytest.LogCaptureFixture):
     assert report.stage == Stage.READY
     [line] = [each.getMessage() for each in caplog.records if "no digest" in each.getMessage()]
     assert line.endswith("NotImplementedError: no shape")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"after_ready": "eager"},
+        {"after_ready": "forbid"},
+        {"on_missing": "eager"},
+        {"on_refused": "eager"},
+    ],
+    ids=str,
+)
+def test_ranks_that_compute_together_refuse_a_policy_that_would_part_them(policy: dict[str, str]):
+    """Each rank would follow it by itself, and the others would wait in a collective."""
+    start = Warmup(StandIn(), WarmupConfig.model_validate(policy))
+    group = Ranks(0, 2, HashStore())
+    plan = Preparation(start._start)._plan_together
+    with pytest.raises(ConfigError, match="ranks that compute together") as caught:
+        asyncio.run(plan((), group, Deadline(5.0)))
+    (name,) = policy
+    assert caught.value.hint == f"use `{name}: {'count' if name == 'after_ready' else 'compile'}`"
