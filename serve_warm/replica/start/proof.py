@@ -230,6 +230,25 @@ class Proof(StartStep):
             replay.progress.has_compiled = False
             self._say_nothing_compiles()
 
+    async def require_eager(self, prepared: Prepared, deadline: Deadline) -> None:
+        """Replay the inputs once without compiled code, because requests may run like this.
+
+        Raises:
+            WarmupFailed: an input raised an exception or ran out of memory.
+            WarmupTimeout: a deadline passed.
+        """
+        with run_eagerly():
+            try:
+                await self.new_replay(prepared, deadline).once()
+            except ReplayFailed as error:
+                cause = error.__cause__ or error
+                raise WarmupFailed(
+                    "`after_ready: eager` does not work for this model: without torch.compile, "
+                    f"input {error.input!r} raised {describe_error(cause)}",
+                    hint="use `after_ready: forbid` or `count`, or mend the uncompiled code",
+                    stage=Stage.PROVING.value,
+                ) from cause
+
     async def prove_update(self, prepared: Prepared, deadline: Deadline) -> None:
         """Prove the inputs again while requests arrive, and replay them first if they compile.
 

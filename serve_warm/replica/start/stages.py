@@ -365,11 +365,20 @@ class Warmup:
     async def pack(
         self, *, accept_torch_source: bool = False
     ) -> tuple[dict[str, bytes], Mapping[str, Any]]:
-        """Return the raw parts of an artifact and its build facts. Call this after `run()`."""
+        """Return the raw parts of an artifact and its build facts. Call this after `run()`.
+
+        Raises:
+            WarmupFailed: `after_ready` is `eager`, but an input needs compiled code.
+        """
         # A build compiles what `after_ready` would run eagerly.
         with eager_calls.answering(None), self._join() as group:
             self._proof.join(group)
             try:
+                if self._config.after_ready == "eager":
+                    self._say("running the inputs without torch.compile")
+                    await self._proof.require_eager(
+                        self._prepared, Deadline(self._config.deadline_s)
+                    )
                 parts, facts = await pack(
                     self.report(),
                     self.caches.directory,

@@ -13,8 +13,10 @@ import pytest
 import torch
 
 import serve_warm
+from compiled import compiled
 from levels import forget_callables
 from serve_warm.compiler import eager_calls
+from serve_warm.errors import WarmupFailed
 from serve_warm.inputs import Input
 from serve_warm.replica.start.pack import build_facts, pack
 from starts import StandIn, process, warm_up  # noqa: F401 - fixtures
@@ -67,3 +69,30 @@ def test_a_build_compiles_what_after_ready_would_run_eagerly():
     assert len(policies) > 2
     assert policies[0] is policies[-1] is not None
     assert set(policies[1:-1]) == {None}
+
+
+def only_compiled(given: torch.Tensor) -> torch.Tensor:
+    """Double and add 1, as a custom operator does that has no uncompiled kernel."""
+    if not torch.compiler.is_compiling():
+        raise NotImplementedError("no kernel for eager")
+    return 2 * given + 1
+
+
+def test_a_build_refuses_after_ready_eager_if_the_model_works_only_compiled():
+    """It would otherwise fail in a user's request."""
+    replica = StandIn()
+    replica.owner.model = compiled(only_compiled)
+    start = warm_up(replica, after_ready="eager")
+    with pytest.raises(WarmupFailed) as caught:
+        asyncio.run(start.pack())
+    assert "`after_ready: eager` does not work for this model" in caught.value.message
+    assert "input 'size 3' raised NotImplementedError: no kernel for eager" in caught.value.message
+    assert caught.value.hint.startswith("use `after_ready: forbid`")
+
+
+def test_a_build_packs_a_model_that_works_only_compiled():
+    """With the other policies, no request runs it uncompiled."""
+    replica = StandIn()
+    replica.owner.model = compiled(only_compiled)
+    parts, _ = asyncio.run(warm_up(replica).pack())
+    assert "cache" in parts
