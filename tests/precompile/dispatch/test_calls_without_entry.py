@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import nn
 import serve_warm
 from levels import answered_eagerly, build, started
 from models import Cache, Scaled, one_watch, scaled_fixture, x  # noqa: F401 - fixtures
+from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.report import EagerReason
 
 
@@ -112,6 +115,56 @@ def test_an_error_of_the_code_is_raised_and_the_next_call_is_served(cached_model
         with pytest.raises(RuntimeError, match="must match the size"):
             model(torch.ones(3), torch.zeros(4))
         model(torch.ones(4), torch.zeros(4))
+    assert [seen.calls for seen in record.calls()] == [1]
+
+
+@torch.inference_mode()
+def test_a_storm_of_calls_without_an_entry_is_not_remembered(scaled: tuple[Path, Any]):
+    """A scanner sends 10,000 sizes; the table of calls stays as it was."""
+    folder, _ = scaled
+    model = serve_warm.compile(Scaled().eval(), dynamic=False)
+    with started(folder), answered_eagerly() as record:
+        declared = model(x(), 1.0)
+        uses = len(SESSION.uses())
+        for size in range(100, 10_100):
+            model(torch.ones(size, 4), 1.0)
+        assert torch.equal(model(x(), 1.0), declared)
+        assert len(SESSION.uses()) == uses
+    assert sum(seen.calls for seen in record.calls()) == 10_000
+
+
+class Waiting(nn.Module):
+    """Waits in calls of four rows that are not compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.ended = threading.Event(), threading.Event()
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        if len(given) == 4 and not torch.compiler.is_compiling():
+            self.began.set()
+            assert self.ended.wait(60)
+        return given * 2
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_call_with_an_entry_does_not_wait_for_an_eager_one(tmp_path: Path):
+    build(tmp_path, lambda: serve_warm.compile(Waiting(), dynamic=False)(torch.ones(3)))
+    module = Waiting()
+    model = serve_warm.compile(module, dynamic=False)
+
+    def unforeseen() -> torch.Tensor:
+        with torch.inference_mode():
+            return model(torch.ones(4))
+
+    with started(tmp_path), answered_eagerly() as record, ThreadPoolExecutor(1) as other:
+        result = other.submit(unforeseen)
+        assert module.began.wait(60)
+        for _ in range(100):
+            assert torch.equal(model(torch.ones(3)), torch.full((3,), 2.0))
+        module.ended.set()
+        assert torch.equal(result.result(), torch.full((4,), 2.0))
     assert [seen.calls for seen in record.calls()] == [1]
 
 
