@@ -133,6 +133,18 @@ def test_bench_compares_ways_to_start(app, on, built, mode, verdict):
 
 
 @pytest.mark.long
+def test_a_replica_without_an_artifact_serves_without_compiling(app, on, built, tmp_path):
+    """As the README's YAML says: nobody waits for the compiler, and what ran is counted."""
+    with on.running(app, {"artifact": tmp_path.as_uri()}) as started:
+        answer = requests.post(started.url, json=[[1, 2, 3]], timeout=400)
+        report = started.report()
+    assert answer.status_code == 200
+    assert (report["verdict"], report["uncompiled"]) == ("eager", True)
+    assert [each["reason"] for each in report["eager_calls"]] == ["no_artifact"]
+    assert report["warmup"]["compiles"] == report["after_ready"]["compiles"] == 0
+
+
+@pytest.mark.long
 def test_other_threads_are_another_variant(app, on, built, cluster):
     """The report of such a replica names the factor that differs, and the replica starts anyway.
 
@@ -142,7 +154,7 @@ def test_other_threads_are_another_variant(app, on, built, cluster):
     bystander = beside["bystander"].ready()
     with_two = App(**{**vars(app), "overrides": {"Scorer": {"ray_actor_options": {"num_cpus": 2}}}})
     pids = [bystander.report()["pid"]]
-    with on.running(with_two, {"artifact": built.store}) as started:
+    with on.running(with_two, {"artifact": built.store, "on_missing": "compile"}) as started:
         report = started.report()
         pids.append(bystander.report()["pid"])
     pids.append(bystander.report()["pid"])

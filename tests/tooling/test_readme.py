@@ -194,8 +194,8 @@ def test_the_lines_that_a_user_adds_are_counted_as_they_are():
 
     changed = count("app.py", "-")
     assert (changed, count("app.py", "+") - changed) == (4, 5)
-    assert (count("serve.yaml", "-"), count("serve.yaml", "+")) == (0, 3)
-    sentence = "Change four lines of Python, and add five lines of Python and three lines of YAML"
+    assert (count("serve.yaml", "-"), count("serve.yaml", "+")) == (0, 5)
+    sentence = "Change four lines of Python, and add five lines of Python and five lines of YAML"
     assert sentence in README
 
 
