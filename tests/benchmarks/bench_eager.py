@@ -6,7 +6,8 @@
 
 Each application of `deployments` runs under Ray Serve, with all of its inputs but some, in three
 ways: with `after_ready: eager`, with `count`, and without torch.compile. Requests like the inputs
-that are left out are unforeseen. All answers are compared with those of the last way. The starts
+that are left out are unforeseen. All answers are compared with those of the last way. Foreseen
+requests are timed with several clients, all of which or all but one send such requests. The starts
 are `on_missing: eager` and `compile` without an artifact, and the last way, in turns.
 
 Each application is written to the JSON as soon as it is measured, and `--app` measures one.
@@ -42,10 +43,13 @@ PORT = 8787
 REQUESTS = 20
 """Number of unforeseen requests, after the first one."""
 
-FORESEEN = 200
-"""Number of foreseen requests whose times are compared."""
+CLIENTS = 8
+"""Number of clients that send requests at the same time."""
 
-TURNS = 3
+FORESEEN = 60
+"""Number of foreseen requests of each client."""
+
+TURNS = 5
 """Number of starts of each kind."""
 
 SHADES = 3
@@ -73,9 +77,25 @@ def deploy(name: str, settings: dict[str, Any], environment: dict[str, str]) -> 
             "runtime_env": {"env_vars": {"PYTHONPATH": PATHS, **environment}},
         },
     )
-    began = time.monotonic()
-    handle = serve.run(options.bind(), name="bench", route_prefix="/")
-    return handle, time.monotonic() - began
+    began, running = time.monotonic(), threading.Event()
+    ends: list[float] = []
+
+    def watch() -> None:  # serve.run looks only once a second
+        while not running.wait(0.02):
+            found = serve.status().applications.get("bench")
+            if found is not None and found.status == "RUNNING":
+                ends.append(time.monotonic())
+                return
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        handle = serve.run(options.bind(), name="bench", route_prefix="/")
+    finally:
+        ended = time.monotonic()
+        running.set()
+        watching.join()
+    return handle, (ends or [ended])[0] - began
 
 
 def ask(app: App, request: tuple[bytes, int]) -> tuple[float, list[bytes]]:
@@ -107,7 +127,7 @@ def differs(ours: bytes, theirs: bytes) -> bool:
         one, other = (
             torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in (ours, theirs)
         )
-        return bool((one.int() - other.int()).abs().max() > 3)
+        return bool((one.int() - other.int()).abs().max() > SHADES)
     try:
         one, other = json.loads(ours), json.loads(theirs)
     except ValueError:
@@ -141,11 +161,7 @@ def measure_calls(name: str, store: str) -> dict[str, Any]:
     eager_ms = [ask(app, app.unforeseen)[0] for _ in range(REQUESTS)]
 
     handle, _ = deploy(name, {"artifact": store, "after_ready": "eager"}, {})
-    wrong, alone = 0, []
-    for _ in range(FORESEEN):
-        took, answers = ask(app, app.foreseen)
-        wrong += wrong_in(answers, right[app.foreseen])
-        alone.append(took)
+    wrong = wrong_in(ask(app, app.foreseen)[1], right[app.foreseen])
     first, answers = ask(app, app.unforeseen)
     wrong += wrong_in(answers, right[app.unforeseen])
     times = [first]
@@ -153,8 +169,16 @@ def measure_calls(name: str, store: str) -> dict[str, Any]:
         took, answers = ask(app, app.unforeseen)
         wrong += wrong_in(answers, right[app.unforeseen])
         times.append(took)
-    beside, unforeseen_wrong = _beside(app, right)
-    wrong += unforeseen_wrong
+    crowds: dict[str, Any] = {}
+    if not app.batch_decides:
+        alone, alone_wrong = crowd(app, right, app.foreseen)
+        beside, beside_wrong = crowd(app, right, app.unforeseen)
+        wrong += alone_wrong + beside_wrong
+        crowds = {
+            "foreseen_p50_ms": [round(statistics.median(each), 1) for each in (alone, beside)],
+            "foreseen_p99_ms": [round(p99(each), 1) for each in (alone, beside)],
+            "foreseen_p99_ratio": round(p99(beside) / p99(alone), 2),
+        }
     report = handle.warmup_report.remote().result()
 
     deploy(name, {"artifact": store, "after_ready": "count"}, {})
@@ -170,35 +194,41 @@ def measure_calls(name: str, store: str) -> dict[str, Any]:
         "eager_ms": round(statistics.median(eager_ms), 1),
         "eager_max_ms": round(max(eager_ms), 1),
         "count_policy_ms": round(count_ms, 1),
-        "foreseen_p50_ms": [round(statistics.median(each), 1) for each in (alone, beside)],
-        "foreseen_p99_ms": [round(p99(each), 1) for each in (alone, beside)],
-        "foreseen_p99_ratio": round(p99(beside) / p99(alone), 2),
+        **crowds,
         "eager_calls": sum(each["calls"] for each in report["eager_calls"]),
         "compiles": report["after_ready"]["compiles"],
         "wrong": wrong,
     }
 
 
-def _beside(app: App, right: dict[Any, bytes]) -> tuple[list[float], int]:
-    """Return the times of foreseen requests beside unforeseen ones, and the wrong answers."""
-    stop, wrong = threading.Event(), []
+def crowd(app: App, right: dict[Any, bytes], last: tuple[bytes, int]) -> tuple[list[float], int]:
+    """Return the times of foreseen requests, and the number of wrong answers.
 
-    def disturb() -> None:
-        while not stop.is_set():
-            wrong.append(wrong_in(ask(app, app.unforeseen)[1], right[app.unforeseen]))
+    All clients send them but the last one, which sends requests of the kind `last` meanwhile.
+    """
+    stop = threading.Event()
 
-    other = threading.Thread(target=disturb)
-    other.start()
-    times = []
-    try:
+    def foreseen(_: int) -> tuple[list[float], int]:
+        times, wrong = [], 0
         for _ in range(FORESEEN):
             took, answers = ask(app, app.foreseen)
-            wrong.append(wrong_in(answers, right[app.foreseen]))
+            wrong += wrong_in(answers, right[app.foreseen])
             times.append(took)
-    finally:
-        stop.set()
-        other.join()
-    return times, sum(wrong)
+        return times, wrong
+
+    def beside() -> int:
+        wrong = 0
+        while not stop.is_set():
+            wrong += wrong_in(ask(app, last)[1], right[last])
+        return wrong
+
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as clients:
+        other = clients.submit(beside)
+        try:
+            each = list(clients.map(foreseen, range(CLIENTS - 1)))
+        finally:
+            stop.set()
+    return [took for times, _ in each for took in times], other.result() + sum(n for _, n in each)
 
 
 def measure_starts(name: str, store: str) -> dict[str, Any]:

@@ -26,6 +26,8 @@ class App:
     """The body of a request that the other inputs foresee, and how many are sent at once."""
     unforeseen: tuple[bytes, int]
     path: str = "/"
+    batch_decides: bool = False
+    """Whether a request is foreseen depends on how many others arrive with it."""
 
 
 def _text(words: int) -> bytes:
@@ -40,7 +42,7 @@ APPS = {
     "text embedder": App(
         module="deployments.text_embedder.app",
         deployment="TextEmbedder",
-        left_out=lambda each: each.concurrency > 1 or len(each.json["text"].split()) > 70,
+        left_out=lambda each: len(each.json["text"].split()) > 70,
         foreseen=(_text(12), 1),
         unforeseen=(_text(100), 1),
         path="/embed",
@@ -51,6 +53,7 @@ APPS = {
         left_out=lambda each: each.concurrency > 1,
         foreseen=(bytes(range(256)) * 192, 1),
         unforeseen=(bytes(range(256)) * 192, 8),
+        batch_decides=True,
     ),
     "text generator": App(
         module="deployments.text_generator.app",
@@ -66,6 +69,7 @@ APPS = {
         left_out=lambda each: each.concurrency > 1,
         foreseen=(json.dumps({"label": 7, "seed": 1}).encode(), 1),
         unforeseen=(json.dumps({"label": 7, "seed": 1}).encode(), 4),
+        batch_decides=True,
     ),
     "scorer": App(
         module="deployments.scorer.app",
@@ -88,11 +92,13 @@ def deployment_of(name: str) -> Any:
         kind.warmup_inputs = lambda self: [each for each in self.all_inputs() if not left_out(each)]
         kind.set_up = kind.__init__
 
-        def init(self: Any, *args: Any) -> None:
+        async def init(self: Any, *args: Any) -> None:
             import torch
 
             torch.manual_seed(0)  # all replicas have the same weights
-            self.set_up(*args)
+            done = self.set_up(*args)
+            if done is not None:  # FastAPI applications have a coroutine
+                await done
 
         kind.__init__ = init
     return deployment
