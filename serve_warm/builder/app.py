@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -286,7 +286,7 @@ def load_application(target: str) -> Application:
     document = read_document(target)
     problems = find_schema_problems(document)
     if problems:
-        found = "; ".join(f"{where}: {what}" for where, what in problems)
+        found = "; ".join(f"{where}: {what}" if where else what for where, what in problems)
         raise ConfigError(
             f"{target} is not a Serve config: {found}", hint="`serve run` reports the same error"
         )
@@ -325,7 +325,8 @@ def _read_yaml(target: str) -> dict[str, Any]:
 def find_schema_problems(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the errors that Serve's own schema finds in a config, as pairs of field and message.
 
-    The schema uses pydantic 1 in Ray 2.53, and pydantic 2 in Ray 2.60.
+    The field is empty if Serve accepts each field of the file, but not all of them together. The
+    schema uses pydantic 1 in Ray 2.53, and pydantic 2 in Ray 2.60.
     """
     from ray.serve.schema import ServeDeploySchema
 
@@ -335,8 +336,31 @@ def find_schema_problems(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         check(document)
     except ValueError as error:  # the base of ValidationError in both versions
         found: Any = error
-        return [(".".join(map(str, p["loc"])), p["msg"]) for p in found.errors()]
+        return _in_fields([(tuple(each["loc"]), each["msg"]) for each in found.errors()])
     return []
+
+
+def _in_fields(errors: Sequence[tuple[tuple[int | str, ...], str]]) -> list[tuple[str, str]]:
+    """Return errors with the names of their fields, without errors that follow from others.
+
+    pydantic 1 also checks a section as a whole if one of its fields is wrong, and passes the
+    section without this field. pydantic 2 leaves this check out.
+    """
+
+    def follows(place: tuple[int | str, ...]) -> bool:
+        section, last = place[:-1], place[-1:]
+        within = [each for each, _ in errors if each[: len(section)] == section]
+        return last == (WHOLE,) and any(each != place for each in within)
+
+    return [
+        (".".join(str(part) for part in place if part != WHOLE), message)
+        for place, message in errors
+        if not follows(place)
+    ]
+
+
+WHOLE = "__root__"
+"""pydantic 1 adds this name to the place of an error of a whole section."""
 
 
 def import_application(target: str, document: Mapping[str, Any]) -> Application:

@@ -59,7 +59,8 @@ def check(
         fix = "correct the file: Serve does not accept it"
         return check_keys(target, document) + CheckFindings(
             problems=tuple(
-                Problem(where=f"{target}: {where}", what=what, fix=fix) for where, what in broken
+                Problem(where=f"{target}: {where}" if where else target, what=what, fix=fix)
+                for where, what in broken
             )
         )
     application = import_application(target, document)

@@ -131,11 +131,17 @@ def test_unknown_keys_are_named(written):
 def test_what_serve_refuses_is_a_problem(written):
     """A value of the wrong kind is found by Serve's own schema, and nothing is imported then."""
     path = written("raise AssertionError('not imported')", max_ongoing_requests="many")
-    problems = found(path).problems  # of Ray 2.53 one for each type that it may have
-    where = f"{path}: applications.0.deployments.0.max_ongoing_requests"
-    assert problems
-    assert all(each.where.startswith(where) for each in problems)
-    assert all("Serve does not accept" in each.fix for each in problems)
+    where, _, fix = one_problem(path)
+    assert where == f"{path}: applications.0.deployments.0.max_ongoing_requests"
+    assert "Serve does not accept" in fix
+
+
+def test_what_serve_refuses_in_a_whole_file_is_a_problem_of_the_file(written):
+    """Serve accepts each field here, but not all of them together."""
+    path = written("raise AssertionError('not imported')", application={"host": "127.0.0.1"})
+    where, what, _ = one_problem(path)
+    assert where == path
+    assert 'Host "127.0.0.1" is set in the config for application' in what
 
 
 SETTINGS = "Scorer: user_config.warmup"
