@@ -33,6 +33,10 @@ MEGABYTE = 1 << 20
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, of a quota, and of a limit on the size of a file."""
 
+WRITTEN = re.compile(rf"(/\S+?)'?: '?(?:{'|'.join(map(os.strerror, NO_SPACE))})")
+"""What a compiler writes if the disk with this file is full. The file may be outside the caches,
+because compilers write temporary files to TMPDIR."""
+
 ENDED_BY_SIGNAL = re.compile(r"(\w+) signal terminated program (\S+)")
 """What gcc writes if one of its own processes ended so."""
 
@@ -99,7 +103,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _folder_of(error: BaseException) -> Path:
     name = getattr(error, "filename", None)
-    folder = Path(os.fsdecode(name)) if isinstance(name, (str, bytes)) else Path(_caches())
+    return _existing(os.fsdecode(name) if isinstance(name, (str, bytes)) else _caches())
+
+
+def _existing(path: str) -> Path:
+    """Return the path, or its first parent that is a folder."""
+    folder = Path(path)
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     return folder
@@ -110,10 +119,13 @@ def _caches() -> str:
 
 
 def _no_space(error: BaseException) -> Reason:
-    folder = _folder_of(error)
+    written = WRITTEN.search(str(error))
+    is_elsewhere = written is not None and not Path(written[1]).is_relative_to(_caches())
+    folder = _existing(written[1]) if written else _folder_of(error)
+    what = "the compiler's files" if is_elsewhere else "torch's caches"
     free = shutil.disk_usage(folder).free / MEGABYTE
     return Reason(
-        text=f"there is no space left for torch's caches in {folder} ({free:.0f} MB free)",
+        text=f"there is no space left for {what} in {folder} ({free:.0f} MB free)",
         hint="free some space, make the volume or quota larger (of an emptyDir: its sizeLimit), or "
         "let TMPDIR name a folder with more space",
     )

@@ -29,9 +29,9 @@ NOEXEC = (
     "reason this may occur is if the /cache folder is mounted with noexec"
 )
 OUTPUT = "C++ compile error\n\nOutput:\n"
-FULL = f"{OUTPUT}fatal error: error writing to /tmp/x.s: No space left on device"
-QUOTA = f"{OUTPUT}fatal error: error writing to /tmp/x.s: Disk quota exceeded"
-
+FULL = f"{OUTPUT}/usr/bin/ld: final link failed: No space left on device"
+QUOTA = f"{OUTPUT}/usr/bin/ld: final link failed: Disk quota exceeded"
+FULL_ELSEWHERE = f"{OUTPUT}fatal error: error closing /proc/none/x.s: No space left on device"
 
 KILLED = f"{OUTPUT}g++: fatal error: Killed signal terminated program cc1plus"
 
@@ -52,6 +52,7 @@ def killed(number: int) -> subprocess.CalledProcessError:
         (RuntimeError(FULL), r"no space left for torch's caches in /.* MB free", "sizeLimit"),
         (system_error(errno.EFBIG, "/"), r"no space .* in /", "TMPDIR"),
         (RuntimeError(QUOTA), r"no space left for torch's caches in /.* MB free", "quota"),
+        (RuntimeError(FULL_ELSEWHERE), r"for the compiler's files in /proc \(0 MB", "TMPDIR"),
         (system_error(errno.EROFS, "/proc/a/b"), "may not write to /proc,", "vol"),
         (system_error(errno.EACCES, "/proc/x"), "may not write to", "TMPDIR"),
         (OSError(NOEXEC), "code in /cache/inductor/ab may not run.* noexec", "without noexec"),
