@@ -152,7 +152,7 @@ class Live:
         return self._store
 
     def _build(self, uri: str, environ: Mapping[str, str] | None = None) -> None:
-        app = load_app("tests.stress.app:app")
+        app = load_app("stress.app:app")
         if environ:
             app = dataclasses.replace(app, runtime_env={"env_vars": dict(environ)})
         on = builders.Cluster(int(self.cluster.url.rpartition(":")[2]))
