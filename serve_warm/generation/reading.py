@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 from serve_warm._records import record
 from serve_warm._redaction import describe_error
 from serve_warm.errors import ConfigError
-from serve_warm.generation.steps import CallForm, LayerShape
+from serve_warm.generation.steps import CACHE, CallForm, LayerShape
 from serve_warm.private_apis.transformers import attention_of
 
 SLIDING = ("sliding_attention",)
@@ -78,7 +78,7 @@ def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs
     except ERRORS as error:
         raise _refuse("masks", model, error) from error
     accepted = inspect.signature(model.forward).parameters
-    # `GenerationMixin` also passes a separate mask for each layer type to such models (5.20, 5.23).
+    # `GenerationMixin` also passes a separate mask for each layer type to such models (5.20, 5.24).
     types = sorted(dict(zip(kinds, windows, strict=True)).items()) if kinds else []
     prompt_types = [(kind, max_length if kind in whole else each) for kind, each in types]
     form = CallForm(
@@ -166,7 +166,7 @@ def _call_once(model: Any) -> tuple[Any, Any, torch.Tensor | None]:
     cache = make_cache(model)
     with torch.inference_mode():
         if not model.config.is_encoder_decoder:
-            out = model(input_ids=token, past_key_values=cache, use_cache=True)
+            out = model(input_ids=token, use_cache=True, **{CACHE: cache})
             features, states = None, None
         else:
             features = _features(model)
@@ -175,10 +175,10 @@ def _call_once(model: Any) -> tuple[Any, Any, torch.Tensor | None]:
             out = model(
                 encoder_outputs=(states,),
                 decoder_input_ids=token,
-                past_key_values=cache,
                 use_cache=True,
+                **{CACHE: cache},
             )
-    if getattr(out, "past_key_values", None) is not cache:
+    if getattr(out, CACHE, None) is not cache:
         raise ConfigError(
             f"{name} does not keep its state in a transformers key-value cache",
             hint="serve it with serve_warm.compile, without a cache",
@@ -265,7 +265,7 @@ def _find_whole_prompts(
                 values[:, :, 0] = OUTSTANDING
             past.update(keys, values, number)
         token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-        logits: torch.Tensor = model(input_ids=token, past_key_values=past, use_cache=True).logits
+        logits: torch.Tensor = model(input_ids=token, use_cache=True, **{CACHE: past}).logits
         return logits.float()
 
     with torch.inference_mode():

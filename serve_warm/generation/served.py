@@ -29,7 +29,7 @@ from serve_warm.generation import pictures
 from serve_warm.generation.decoder import CachedDecoder
 from serve_warm.generation.slots import Call, Slots
 from serve_warm.generation.step_check import StepCheck
-from serve_warm.generation.steps import SlotCache
+from serve_warm.generation.steps import CACHE, SlotCache
 from serve_warm.private_apis.nn_module import is_table_of_hooks
 
 Choose = Callable[[torch.Tensor], torch.Tensor]
@@ -68,6 +68,9 @@ UNKNOWN = {
 }
 """Arguments of some models that the compiled steps do not support, each with the reason."""
 
+CACHE_NAMES = tuple(dict.fromkeys((CACHE, "past_key_values")))
+"""Names under which a caller can pass a cache. `transformers` 5.24 still accepts the older name."""
+
 
 class Rows(Cache):
     """The slots of one batch during generation.
@@ -93,7 +96,7 @@ class Rows(Cache):
         del layer_idx
         return self.seen
 
-    # Whisper's `generate` splits each output into rows, and also splits the cache (5.23).
+    # Whisper's `generate` splits each output into rows, and also splits the cache (5.24).
 
     @property
     def self_attention_cache(self) -> Any:
@@ -177,8 +180,9 @@ class CompiledGeneration:
         for name, why in REFUSED_ARGUMENTS.items():
             if kwargs.get(name) is not None:
                 raise _refused(f"{name}=", why)
-        if kwargs.get("past_key_values") is not None:
-            raise self._foreign(kwargs["past_key_values"])
+        for name in CACHE_NAMES:
+            if kwargs.get(name) is not None:
+                raise self._foreign(kwargs[name])
         if kwargs.get("cache_implementation") == "static":
             del kwargs["cache_implementation"]
         self._check_steps()
@@ -268,12 +272,12 @@ class CompiledGeneration:
     ) -> Any:
         """Return the result of a model call. If `generate` makes the call, run a compiled step."""
         if rows is None:
-            return original(past_key_values=None, **given)  # not called by `generate`
+            return original(**{CACHE: None}, **given)  # not called by `generate`
         if not self._is_own(rows) or not rows.is_open:
             raise self._foreign(rows)
         _check_given(given)
+        made: dict[str, Any] = {CACHE: rows}
         if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
-            made: dict[str, Any] = {"past_key_values": rows}
             return Seq2SeqLMOutput(logits=_encoder_decoder(rows, given)[:, None], **made)
         tokens = given["input_ids"]
         if not rows.slots:
@@ -284,9 +288,9 @@ class CompiledGeneration:
             logits = _prefill(rows, prompts, mask)
         else:
             logits = rows.step(_one_column(tokens))
-        return CausalLMOutputWithPast(logits=logits[:, None], past_key_values=rows)
+        return CausalLMOutputWithPast(logits=logits[:, None], **made)
 
-    # The next two methods override private methods of `GenerationMixin` (5.20, 5.23), whose other
+    # The next two methods override private methods of `GenerationMixin` (5.20, 5.24), whose other
     # arguments differ between versions.
 
     def _prepare_cache_for_generation(
@@ -298,7 +302,7 @@ class CompiledGeneration:
         decoder.check_length(generation_config.max_length)
         rows = Rows(decoder, self._serve_warm_buffers)
         self._serve_warm_local.rows = rows
-        model_kwargs["past_key_values"] = rows
+        model_kwargs[CACHE] = rows
 
     def _valid_auto_compile_criteria(self, *_args: Any, **_kwargs: Any) -> bool:
         return False
@@ -313,9 +317,7 @@ class CompiledGeneration:
             )
         is_served = isinstance(cache, Rows)
         what = "the cache of another model" if is_served else f"a {type(cache).__name__}"
-        return GenerationRefused(
-            f"past_key_values is {what}, but the compiled steps have their own cache."
-        )
+        return GenerationRefused(f"{CACHE} is {what}, but the compiled steps have their own cache.")
 
     def _close_rows(self) -> None:
         rows = getattr(self._serve_warm_local, "rows", None)
@@ -346,7 +348,9 @@ def serve(
         if args:  # `generate` passes only keywords
             kwargs = {**_by_name(names_of_arguments, args), **kwargs}
         # The original model runs its own hooks, also within the steps.
-        return self._serve_warm_call(model, kwargs.pop("past_key_values", None), kwargs)
+        caches = [kwargs.pop(name, None) for name in CACHE_NAMES]
+        rows = next((each for each in caches if each is not None), None)
+        return self._serve_warm_call(model, rows, kwargs)
 
     names = {"forward": forward, "__module__": PACKAGE, "__doc__": kind.__doc__}
     # Keep the class name, because some code in transformers checks it.

@@ -24,6 +24,7 @@ from serve_warm._redaction import describe_error
 from serve_warm.errors import ConfigError, GenerationRefused
 from serve_warm.generation.decoder import CachedDecoder
 from serve_warm.generation.reading import ERRORS, count_tokens, make_cache
+from serve_warm.generation.steps import CACHE
 
 LENGTHS = (2, 5)
 """Prompt lengths of the compared sequences, if the longest bucket allows them."""
@@ -211,7 +212,7 @@ class StepCheck:
                 place = torch.arange(seen, seen + len(part), device=device)
                 more[self._positions] = place[None]
             more[name] = torch.tensor([part], device=device)
-            logits = model(past_key_values=cache, use_cache=True, **more).logits
+            logits = model(use_cache=True, **{CACHE: cache}, **more).logits
             found.append(logits[0, -1])
             seen += len(part)
         return found

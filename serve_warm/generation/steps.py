@@ -12,12 +12,14 @@ because torch would recompile for each value of a plain number.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from serve_warm._package import public
 from serve_warm._records import record
@@ -25,6 +27,11 @@ from serve_warm._records import record
 GRAPH = 1
 """Version of the graphs that this module's code makes. Increase it if the graphs change. Entries
 are checked against this version, because facts contain no digest of this package's code."""
+
+_OUTPUTS = {field.name for field in dataclasses.fields(CausalLMOutputWithPast)}
+
+CACHE = "cache" if "cache" in _OUTPUTS else "past_key_values"
+"""Name of the argument and of the output with a model's cache. `transformers` 5.24 renamed both."""
 
 
 @record(frozen=True, kw_only=True)
@@ -194,7 +201,7 @@ class _Step(nn.Module):
         # Prompts of models that take images have a third dimension: they are embeddings.
         name = "inputs_embeds" if tokens.dim() == 3 else f"{decoder}input_ids"
         arguments = {name: tokens, f"{decoder}attention_mask": masks, **more}
-        arguments.setdefault("past_key_values", Cache(layers=layers))
+        arguments.setdefault(CACHE, Cache(layers=layers))
         if self.form.positions:
             arguments[self.form.positions] = positions
         return self.model(use_cache=True, **arguments).logits
@@ -270,7 +277,7 @@ class Begin(_Step):
             _Layer(cache, slot[:, None], everywhere, seen=0, is_prompt=True)
             for cache in self.slots.cross
         ]
-        more = {"past_key_values": EncoderDecoderCache(Cache(layers=own), Cache(layers=cross))}
+        more = {CACHE: EncoderDecoderCache(Cache(layers=own), Cache(layers=cross))}
         if self.form.masks_encoder:
             keep = everywhere < length[:, None]
             more["attention_mask"] = self._mask(keep[:, None, None])
@@ -312,7 +319,7 @@ class Decode(_Step):
         cross: list[Any] = [
             _Layer(cache, rows, where, seen=1, is_prompt=False) for cache in self.slots.cross
         ]
-        more = {"past_key_values": EncoderDecoderCache(Cache(layers=layers), Cache(layers=cross))}
+        more = {CACHE: EncoderDecoderCache(Cache(layers=layers), Cache(layers=cross))}
         if self.form.masks_encoder:
             place = torch.arange(cross[0].keys.shape[2], device=tokens.device)[None]
             keep = place < self.slots.encoder_lengths[:, None]

@@ -276,9 +276,14 @@ def assistant(model: Any) -> Any:
     return draw(model, prompt(4), assistant_model=load("llama"))
 
 
-def own_cache(model: Any) -> Any:
-    caches = require_module("transformers", "pip install 'serve-warm[generation]'")
-    return draw(model, prompt(4), past_key_values=caches.DynamicCache())
+def own_cache(name: str = "") -> Callable[[Any], Any]:
+    def asked(model: Any) -> Any:
+        caches = require_module("transformers", "pip install 'serve-warm[generation]'")
+        from serve_warm.generation.steps import CACHE
+
+        return draw(model, prompt(4), **{name or CACHE: caches.DynamicCache()})
+
+    return asked
 
 
 def cache_of_another(model: Any) -> Any:
@@ -339,8 +344,9 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (options(inputs_embeds=torch.zeros(1, 4, 32)), "do not support inputs_embeds=: "),
     (options(position_ids=torch.tensor([[4, 5, 6, 7]])), "do not support position_ids=: "),
     (assistant, "steps do not support assistant_model=: assisted decoding"),
-    (own_cache, "past_key_values is a DynamicCache, but the compiled steps have their own cache"),
-    (cache_of_another, "past_key_values is the cache of another model, but the compiled"),
+    (own_cache(), "is a DynamicCache, but the compiled steps have their own cache"),
+    (own_cache("past_key_values"), "is a DynamicCache, but the compiled steps have their own"),
+    (cache_of_another, "is the cache of another model, but the compiled steps have their own"),
     (ended_cache, "This cache belongs to a generation that has ended, so the cache cannot"),
     (tokens(5, 64), "Token 64 is not in the vocabulary of 64 tokens."),
     (stream([5, -1], max_new_tokens=2), "Token -1 is not in the vocabulary of 64 tokens."),
@@ -438,7 +444,7 @@ def test_a_decoder_that_takes_more_than_embeddings_is_refused():
     class Deeper(type(inner)):  # type: ignore[misc]
         def forward(self, input_ids: Any = None, **given: Any) -> Any:
             embedded = self.get_input_embeddings()(input_ids)
-            names = ("past_key_values", "attention_mask", "position_ids", "use_cache")
+            names = ("cache", "past_key_values", "attention_mask", "position_ids", "use_cache")
             rest = {key: given[key] for key in names if key in given}
             more = {"deepstack": [embedded]} if given.get("mm_encoder_outputs") else {}
             out = self.language_model(inputs_embeds=embedded, **rest, **more)
