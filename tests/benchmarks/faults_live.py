@@ -249,6 +249,9 @@ class Live:
 
     def leftovers(self, before: Mapping[str, set[str]]) -> list[str]:
         """Return what is there that was not there before, after a start has removed old files."""
+        for app in self._keeping.values():
+            # Until then, its next seat may have a ticket, which `claim` below would take from it.
+            wait_until("a seat waits", lambda app=app: _waiting(app) == 1)
         self._make_old()
         with _environment(TMPDIR=str(self.directory)):
             with contextlib.closing(
