@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of a configuration of `transformers`, such as its attention. Seen in 4.57 to 5.23."""
+"""Attributes of a configuration of `transformers`, such as its attention. Seen in 4.57 to 5.24."""
 
 from __future__ import annotations
 
