@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from multiprocessing import get_context
 from pathlib import Path
@@ -62,7 +63,7 @@ START_LIMIT = 1.15
 """The same for a start without an artifact."""
 
 
-PLAIN = {"TORCH_COMPILE_DISABLE": "1", "SERVE_WARM_ENABLED": "false"}
+PLAIN = {"TORCHDYNAMO_DISABLE": "1", "SERVE_WARM_ENABLED": "false"}
 """Environment of a replica without torch.compile and without serve_warm."""
 
 
@@ -105,8 +106,11 @@ def ask(app: App, request: tuple[bytes, int]) -> tuple[float, list[bytes]]:
     def send(_: int) -> bytes:
         url = f"http://127.0.0.1:{PORT}{app.path}"
         posted = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(posted, timeout=600) as answer:
-            return bytes(answer.read())
+        try:
+            with urllib.request.urlopen(posted, timeout=600) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError as error:  # another process cannot get it
+            raise RuntimeError(f"{error}: {error.read()[:500]!r}") from None
 
     began = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(many) as threads:
