@@ -162,6 +162,17 @@ class WarmupConfig(_ClosedModel):
     your uncompiled code, and reports the call with an input to declare. With `forbid`, it answers
     the request with HTTP 503."""
 
+    plan: str | None = None
+    """A plan that `serve-warm plan` has made: the path of its file on the replica's machine, or its
+    content. Its calls are replayed after the declared inputs. `serve-warm build --plan` puts the
+    plan into the artifact, so its replicas need no file."""
+
+    record: Literal["off", "signatures"] = "off"
+    """What to record of live calls, for `serve-warm plan`. `signatures` counts kinds of calls of
+    compiled callables: the structure of the arguments with the numbers in it, and the shapes of
+    tensors, but no strings of requests and no values of tensors. Wrapped applications record
+    signatures unless this is `off`."""
+
     eager_sample: str = "off"
     """Share of calls after READY that are compared with eager execution. `1/1000` compares one in a
     thousand calls of each entry, `1/1` compares all calls, and `off` compares no calls. The
@@ -223,7 +234,7 @@ class WarmupConfig(_ClosedModel):
             raise ValueError("use only printable characters")
         return application
 
-    @field_validator("eager_sample", mode="before")
+    @field_validator("eager_sample", "record", mode="before")
     @classmethod
     def _as_yaml_reads_it(cls, value: Any) -> Any:
         # In YAML 1.1 a bare on or off is a boolean.

@@ -432,11 +432,12 @@ def sort_by_size(declared: Any, *, of: str) -> list[Input]:
             f"an item of {of}.warmup_inputs() is a {type(wrong[0]).__name__}, not an Input",
             hint="wrap calls as Input(target=self.method, args=(...)), or use shape_grid",
         )
-    return sorted(_uniquely_named(inputs), key=lambda item: -item.size)
+    return sorted(with_unique_names(inputs), key=lambda item: -item.size)
 
 
-def _uniquely_named(inputs: Sequence[Input]) -> Iterator[Input]:
-    # The first input with a name keeps it. Generated names must differ from all given names.
+def with_unique_names(inputs: Sequence[Input]) -> Iterator[Input]:
+    """Yield inputs with other names where several have one name. The first one keeps it."""
+    # Generated names must differ from all given names.
     taken: set[str] = set()
     given = {item.name for item in inputs}
     for item in inputs:

@@ -267,8 +267,6 @@ class EntryUse(Bounded):
     reason: str = ""
     """The reason why the level is not higher."""
     calls: int = 0
-    """Number of calls. At level 1, every call counts. At other levels, a call counts only if it
-    needed a lookup, so repetitions of a call do not count."""
 
 
 class EagerReason(str, Enum):
@@ -304,6 +302,18 @@ class EagerCalls(Bounded):
     """Why no compiled code fits, in words: the guard that failed, or what has changed."""
     declare: str = ""
     """An input to declare for such calls."""
+
+
+@record(frozen=True, kw_only=True)
+class CompiledByApp(Bounded):
+    """A call of torch.compile in a wrapped application."""
+
+    name: str
+    """Class of the module, or name of the function."""
+    left: str = ""
+    """Why torch's own torch.compile answered it. Empty if its result gets entries."""
+    late: bool = False
+    """Whether it came after READY."""
 
 
 class ParityResult(str, Enum):
@@ -350,6 +360,25 @@ class Coverage:
 
     expected: int = 0
     proven: int = 0
+
+
+@record(frozen=True, kw_only=True)
+class LearnedCalls:
+    """The kinds of calls of a plan. They are replayed at the callables, and not as requests."""
+
+    kinds: int
+    proven: int
+    calls: int
+    """Number of recorded calls from which the plan was made."""
+    share: float
+    """Share of these calls that have a kind in the plan, from 0 to 1."""
+
+    def text(self) -> str:
+        """Return a line for a log or a terminal."""
+        return (
+            f"learned: {self.proven} of {self.kinds} kinds of calls proven at their callables, "
+            f"{self.share:.0%} of {self.calls} recorded calls"
+        )
 
 
 @record(frozen=True, kw_only=True)
@@ -447,6 +476,10 @@ class Report(Bounded):
     `eager`. The verdict may say something else, for example that the replica is late."""
     eager_calls: tuple[EagerCalls, ...] = ()
     """Calls after READY that ran eagerly, by kind, most frequent first. Their number is limited."""
+    learned: LearnedCalls | None = None
+    """The calls of a plan, which `covered` counts among the inputs; None without a plan."""
+    compiled_by_app: tuple[CompiledByApp, ...] = ()
+    """What a wrapped application compiled with torch.compile. Their number is limited."""
     parity: Parity | None = None
     """Comparison of entries with eager execution. None without entries."""
     compiler_imported: str = ""
@@ -544,6 +577,7 @@ class Report(Bounded):
             f"{f' traced={self.traced}' if self.stage is Stage.READY else ''}"
         )
         lines = [first, second]
+        lines += [f"  {self.learned.text()}"] if self.learned is not None else []
         lines += [
             f"  {s.stage.value.lower():<10} {s.seconds:8.3f} s"
             + (f"  and {s.hidden_s:.3f} s during __init__" if s.hidden_s else "")
@@ -577,6 +611,11 @@ class Report(Bounded):
             lines.append(f"  artifact: {self.artifact.store} {self.artifact.statement}".rstrip())
             if self.artifact.reason:
                 lines += [f"    {line}" for line in self.artifact.reason.splitlines()]
+        lines += [
+            f"  not taken: torch.compile of {each.name}: {each.left}"
+            for each in self.compiled_by_app
+            if each.left
+        ]
         lines += [f"  {self.seat.text()}"] if self.seat is not None else []
         lines += _levels(self.entries)
         if self.parity is not None:

@@ -158,11 +158,12 @@ class Cluster:
         *,
         name: str = "",
         num_replicas: int = 1,
+        args: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> App:
         """Deploy an application from a Serve configuration, or update the application `name`.
 
-        `options` are further options of the deployment.
+        `args` go to its builder function. `options` are further options of the deployment.
         """
         from ray.serve.schema import ServeDeploySchema
 
@@ -171,6 +172,7 @@ class Cluster:
             "name": unique,
             "route_prefix": f"/{unique}",
             "import_path": import_path,
+            "args": dict(args or {}),
             "deployments": [
                 {
                     "name": deployment,

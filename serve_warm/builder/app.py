@@ -4,16 +4,22 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
+import importlib.util
+import logging
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from serve_warm._package import PACKAGE
 from serve_warm._records import record
 from serve_warm._regular_files import explain_pipe, read_regular
 from serve_warm.artifact.manifest import Place
@@ -24,6 +30,7 @@ from serve_warm.trust.files import load_trust
 if TYPE_CHECKING:
     from serve_warm.trust import Trust
 
+logger = logging.getLogger(__name__)
 
 REPLICA_OPTIONS = (
     "gang_scheduling_config",
@@ -382,7 +389,7 @@ def import_application(target: str, document: Mapping[str, Any]) -> Application:
     if os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     config = dict(applications[0])
-    bound = _import_bound(config)
+    bound = _warming(config, _import_bound(config))
     built = build_app(bound, name="serve_warm").deployments
     return Application(
         target=target,
@@ -394,34 +401,44 @@ def import_application(target: str, document: Mapping[str, Any]) -> Application:
     )
 
 
+def _warming(config: Mapping[str, Any], bound: Any) -> Any:
+    """Return an application that names no serve_warm as `serve_warm.app:wrap` would return it."""
+    from serve_warm.app import wrap_application
+    from serve_warm.private_apis.ray_serve import build_app
+    from serve_warm.replica.serve.deployment import WarmupMixin
+
+    classes = [each.func_or_class for each in build_app(bound, name="serve_warm").deployments]
+    if any(isinstance(each, type) and issubclass(each, WarmupMixin) for each in classes):
+        return bound
+    logger.info("%s names no serve_warm, so it is wrapped", config["import_path"])
+    return wrap_application(bound, settings={"artifact": None})  # how it is run is not known
+
+
+def _imports_serve_warm(module: str) -> bool:
+    """Return whether the source of a module, which is not imported here, imports serve_warm."""
+    try:
+        spec = importlib.util.find_spec(module)
+        source = Path(spec.origin).read_bytes() if spec is not None and spec.origin else b""
+        nodes = list(ast.walk(ast.parse(source)))
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return True  # the import will say what is wrong
+    names = [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
+    absolute = (node for node in nodes if isinstance(node, ast.ImportFrom) and not node.level)
+    names += [node.module or "" for node in absolute]
+    return any(name.partition(".")[0] == PACKAGE for name in names)
+
+
 def _import_bound(config: Mapping[str, Any]) -> Any:
     """Return the application object that `import_path` names."""
-    from serve_warm.private_apis.ray_serve import call_app_builder
+    from serve_warm.app import import_app
+    from serve_warm.replica.serve.wrapped import compile_taken
 
-    module, _, attribute = str(config["import_path"]).rpartition(":")
-    try:
-        bound = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"import_path {config['import_path']!r} cannot be imported: {error}",
-            hint="run this command in the folder where you would run `serve run`",
-        ) from error
-    args = config.get("args") or {}
-    try:
-        return call_app_builder(bound, args)
-    except TypeError as error:
-        raise ConfigError(
-            f"import_path {config['import_path']!r} does not refer to an application: {error}",
-            hint="bind the deployment (app = TextEmbedder.bind()), and use app in import_path",
-        ) from error
-    except ValueError as error:  # also pydantic's, if the argument's type rejects the args
-        if not args and not hasattr(error, "errors"):
-            raise  # the function itself raised this
-        raise ConfigError(
-            f"import_path {config['import_path']!r} does not accept these args: "
-            f"{' '.join(str(error).split())}",
-            hint="the function in import_path gets the value of args as its only argument",
-        ) from error
+    path = str(config["import_path"])
+    module = path.rpartition(":")[0]
+    # A module may compile at module level.
+    taken = compile_taken() if module and not _imports_serve_warm(module) else nullcontext()
+    with taken:
+        return import_app(path, config.get("args") or {}, setting="import_path")
 
 
 def _gang_size(deployment: Any, options: Mapping[str, Any]) -> int:

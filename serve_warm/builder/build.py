@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import time
 from collections import Counter
@@ -38,6 +39,7 @@ from serve_warm.stores import Store, open_store
 from serve_warm.trust.files import trust_lines
 
 if TYPE_CHECKING:
+    from serve_warm.learn.plan import InputPlan
     from serve_warm.replica.start.pack import PackedReplica
 
 PACK_LIMIT_S = 3600.0
@@ -51,6 +53,7 @@ def build(
     on: Cluster,
     signing: Signing = BY_USER_KEY,
     cpu: Cpu | None = None,
+    plan: InputPlan | None = None,
     required_level: int = 1,
     accept_torch_source: bool = False,
     progress: Progress = lambda _: None,
@@ -59,9 +62,10 @@ def build(
 
     The artifact is published only if a second, fresh replica loads the artifact, proves every input
     and runs no compiler. `cpu` overrides the deployment's own `cpu` setting. Replicas that load
-    the artifact must use the same value. No kind of call may have a level below `required_level`.
-    `accept_torch_source` allows levels 2 and 3 with a torch that was not tested, and the manifest
-    names what was accepted.
+    the artifact must use the same value. The calls of `plan` are replayed after the declared
+    inputs, and the artifact contains the plan. No kind of call may have a level below
+    `required_level`. `accept_torch_source` allows levels 2 and 3 with a torch that was not tested,
+    and the manifest names what was accepted.
 
     Raises:
         AlreadyPublished: the store already has the variant, and `destination` does not allow
@@ -73,7 +77,9 @@ def build(
         StoreError: the store cannot be written to.
     """
     store = destination.store
-    work = _Work(app, on, _settings(cpu), progress, accept_torch_source=accept_torch_source)
+    work = _Work(
+        app, on, _settings(cpu), progress, plan=plan, accept_torch_source=accept_torch_source
+    )
     check_place(destination, signing)
     key, beside = check_key(signing, app, on, store)
     by_rank = work.compile(destination.refuse_early(app))
@@ -154,9 +160,11 @@ class _Work:
         settings: Mapping[str, Any],
         progress: Progress,
         *,
+        plan: InputPlan | None,
         accept_torch_source: bool,
     ) -> None:
         self._app = app
+        self._plan = plan
         self._on = on
         self._settings = settings
         self._progress = progress
@@ -181,6 +189,8 @@ class _Work:
         the replicas start, `look` is called with their states.
         """
         cold = {**self._settings, "artifact": None}
+        if self._plan is not None:  # the round trips find it in the artifact
+            cold["plan"] = json.dumps(self._plan.to_json())
         # Starting and packing are separate phases of one running deployment.
         with contextlib.ExitStack() as running:
             with self.phase("compile") as progress:

@@ -39,6 +39,13 @@ def check_inputs(application: Application, name: str, *, longest_s: float = 0.0)
             "return shape_grid(self.embed, self.buckets)",
         )
         return CheckFindings(problems=(found,))
+    if cls.warmup_inputs is None:  # of an application that is wrapped
+        found = Problem(
+            where=name,
+            what="it declares no inputs, so they come from a plan of its traffic",
+            fix="serve-warm plan -o plan.yaml, and serve-warm build --plan plan.yaml",
+        )
+        return CheckFindings(notes=(found,))
     nothing = returns_nothing(cls)
     if nothing:
         found = Problem(

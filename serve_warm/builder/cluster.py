@@ -454,8 +454,17 @@ def _sigterm_as_exit() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
-def ask_replicas(address: str) -> list[dict[str, Any]]:
-    """Return the reports of all running replicas with the mixin, on the cluster at `address`.
+def serve_run(words: Sequence[str]) -> None:
+    """Run the command `serve run` with these arguments and options, in this process."""
+    from ray.serve.scripts import run
+
+    run.main(args=list(words), prog_name="serve-warm run", standalone_mode=False)
+
+
+def ask_replicas(address: str, method: str = "warmup_report") -> list[dict[str, Any]]:
+    """Return the answers of all running replicas with the mixin, on the cluster at `address`.
+
+    `method` is a method of the mixin, by default the one that returns reports.
 
     Raises:
         ConfigError: no cluster runs at `address`.
@@ -469,21 +478,21 @@ def ask_replicas(address: str) -> list[dict[str, Any]]:
             report
             for name, application in serve.status().applications.items()
             for deployment in application.deployments
-            for report in _ask_all(serve.get_deployment_handle(deployment, app_name=name))
+            for report in _ask_all(serve.get_deployment_handle(deployment, app_name=name), method)
         ]
     finally:
         ray.shutdown()
 
 
-def _ask_all(handle: Any) -> list[dict[str, Any]]:
-    """Return the reports of a deployment's replicas; empty if no replica answers with a report."""
+def _ask_all(handle: Any, method: str) -> list[dict[str, Any]]:
+    """Return the answers of a deployment's replicas; empty if no replica has the method."""
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
 
     try:
         if hasattr(handle, "broadcast"):  # missing in 2.53, so only one replica answers
-            return list(handle.broadcast("warmup_report").results(timeout_s=REPORT_LIMIT_S))
-        return [handle.warmup_report.remote().result(timeout_s=REPORT_LIMIT_S)]
+            return list(handle.broadcast(method).results(timeout_s=REPORT_LIMIT_S))
+        return [getattr(handle, method).remote().result(timeout_s=REPORT_LIMIT_S)]
     except (AttributeError, RayError, RayServeException, TimeoutError) as error:
         logger.info("no report from %s: %s", handle.deployment_name, error)
         return []

@@ -40,6 +40,8 @@ TERMINATED = 143
 
 COMMANDS = {
     "check": "serve_warm.cli.checking",
+    "run": "serve_warm.cli.running",
+    "plan": "serve_warm.cli.planning",
     "build": "serve_warm.cli.starts",
     "bench": "serve_warm.cli.starts",
     "inspect": "serve_warm.cli.artifacts",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from serve_warm.builder.publishing import Destination
     from serve_warm.builder.signing import Signing
     from serve_warm.fingerprint import Cpu
+    from serve_warm.learn.plan import InputPlan
 
 APP_HELP = "APP is a Serve YAML file with one application, or module:app."
 
@@ -104,6 +105,13 @@ application_option = click.option(
     "supersede in a folder where only you can write; otherwise, and with --unsigned, refuse.",
 )
 @click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Replay the calls of this plan, which serve-warm plan has made, and put the plan into the "
+    "artifact.",
+)
+@click.option(
     "--require-level",
     type=click.Choice(["2", "3"]),
     default=None,
@@ -131,6 +139,7 @@ def build(
     builder: str,
     cpu: Cpu | None,
     if_published: Literal["refuse", "keep", "supersede"] | None,
+    plan_file: str | None,
     require_level: str | None,
     accept_torch_source: bool,
     as_json: bool,
@@ -148,6 +157,7 @@ def build(
     from serve_warm.builder.provenance import read_provenance
     from serve_warm.builder.publishing import Destination
     from serve_warm.builder.signing import Signing
+    from serve_warm.learn.plan import read_plan
     from serve_warm.stores import open_store
     from serve_warm.trust.keys import load_signing_key
 
@@ -156,6 +166,8 @@ def build(
     _check_first(imported, deployment, store, application=application, unsigned=unsigned)
     names = list(imported.warming) if every else [deployment]
     apps = [imported.app(name, application=application) for name in names]
+    if plan_file is None:
+        _refuse_undeclared(imported, deployment)
     results = _build_each(
         apps,
         # `sign` accepts only one unsigned artifact.
@@ -168,6 +180,7 @@ def build(
             ),
         ),
         cpu=cpu,
+        plan=None if plan_file is None else read_plan(plan_file),
         required_level=int(require_level or 1),
         accept_torch_source=accept_torch_source,
         address=address,
@@ -178,6 +191,18 @@ def build(
         return
     for each, built in zip(apps, results, strict=True):
         _show_result(each, built, unsigned=unsigned)
+
+
+def _refuse_undeclared(imported: Application, deployment: str | None) -> None:
+    """Raise ConfigError if a deployment neither declares inputs nor has a plan to replay."""
+    for name in imported.warming if deployment is None else (deployment,):
+        declares = imported.warming[name].warmup_inputs is not None
+        if not declares and imported.settings(name, environment()).plan is None:
+            raise ConfigError(
+                f"{name} declares no inputs, and no plan is given, so there is nothing to build",
+                hint="serve it with serve-warm run, send it typical traffic, make a plan with "
+                "serve-warm plan -o plan.yaml, and build with --plan plan.yaml; or declare inputs",
+            )
 
 
 def _import_to_build(app: str) -> Application:
@@ -199,6 +224,7 @@ def _build_each(
     *,
     signing: Signing,
     cpu: Cpu | None,
+    plan: InputPlan | None,
     required_level: int,
     accept_torch_source: bool,
     address: str | None,
@@ -222,6 +248,7 @@ def _build_each(
                 on=cluster,
                 signing=signing,
                 cpu=cpu,
+                plan=plan,
                 required_level=required_level,
                 accept_torch_source=accept_torch_source,
                 progress=progress,

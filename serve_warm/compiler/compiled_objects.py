@@ -100,18 +100,32 @@ def reaches_compiled(owner: Any) -> bool:
     The search covers attributes and their contents, and the globals that methods use. Unused
     imports do not count, because a router might be in the same Python file as a model.
     """
-    if "torch" not in sys.modules:
-        return False
+    return "torch" in sys.modules and any(map(_is_compiled, _list_reached(owner)))
+
+
+def bind_methods(owner: Any) -> None:
+    """Make the compiled methods of the user's object, and of the objects that it refers to.
+
+    A method that was compiled in the body of its class gets a dispatcher for an object when it is
+    first read from the object.
+    """
+    for value in list(_list_reached(owner)):
+        for base in type(value).__mro__:
+            for found in list(vars(base).values()):
+                bind = getattr(type(found), "__get__", None)
+                if bind is not None and _find_dispatcher(found) is not None:
+                    bind(found, value, type(value))
+
+
+def _list_reached(owner: Any) -> Iterator[Any]:
     waiting, seen = deque([owner]), {id(owner)}
     while waiting:
         value = waiting.popleft()
-        if _is_compiled(value):
-            return True
+        yield value
         for below in _list_held(value):
             if len(seen) < LOOKED_AT and id(below) not in seen and not _is_plain(below):
                 seen.add(id(below))
                 waiting.append(below)
-    return False
 
 
 def _is_compiled(value: Any) -> bool:

@@ -135,13 +135,20 @@ def compile_regions(
     if returns_unchanged("serve_warm.compile_regions", arguments):
         return model
     for block in found:
-        stock = _WhenCalled(nn_module.call_of(block), arguments)
-        # The block's state_dict, hooks and attributes stay the same.
-        dispatcher = Dispatcher(
-            stock.target, stock=stock, torch_compiled=stock.get_compiled, arguments=arguments
-        )
-        nn_module.set_compiled_call(block, dispatcher)
+        compile_in_place(block, arguments)
     return model
+
+
+def compile_in_place(module: torch.nn.Module, arguments: Mapping[str, object]) -> None:
+    """Compile a module so that it stays the same object, as `module.compile()` does.
+
+    Its state_dict, hooks and attributes stay the same. Levels 1 and 2 only.
+    """
+    stock = _WhenCalled(nn_module.call_of(module), arguments)
+    dispatcher = Dispatcher(
+        stock.target, stock=stock, torch_compiled=stock.get_compiled, arguments=arguments
+    )
+    nn_module.set_compiled_call(module, dispatcher)
 
 
 def returns_unchanged(function: str, arguments: Mapping[str, object]) -> bool:

@@ -77,6 +77,7 @@ HOOKED = (
     CUDAGRAPH_UTILS,
     TRITON_HEURISTICS,
     SELECT_ALGORITHM,
+    "torch",
     "torch.cuda.graphs",
     "triton",
     TRITON_AUTOTUNER,

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Protocol, cast
 
+import ray
 from ray import serve
 from ray.serve import context as serve_context
 from ray.serve._private import constants
@@ -31,6 +32,11 @@ class ServeRequest(Protocol):
 
 
 # In a replica --------------------------------------------------------------------------------
+
+
+def is_in_actor() -> bool:
+    """Return whether this process runs an actor, as each replica is one."""
+    return ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
 
 
 def replica_context() -> Any:
@@ -67,6 +73,34 @@ def set_model_id(model_id: str) -> None:
     variable: contextvars.ContextVar[Any] = serve_context._serve_request_context
     current: Any = serve_context._get_serve_request_context()
     variable.set(dataclasses.replace(current, multiplexed_model_id=model_id))
+
+
+def model_loaders(owner: object) -> Sequence[Callable[[str], Awaitable[Any]]]:
+    """Return the methods of an object that load a model by its id (`@serve.multiplexed`)."""
+    kind = type(owner)
+    names = dict.fromkeys(name for base in kind.__mro__ for name in vars(base))
+    return [getattr(owner, name) for name in names if _loads_models(getattr(kind, name, None))]
+
+
+def _loads_models(function: object) -> bool:
+    # Only later versions mark the function (seen in 2.60).
+    is_named = isinstance(function, FunctionType) and function.__code__.co_name == _LOADER
+    return is_named and function.__globals__.get("__name__") == "ray.serve.api"  # type: ignore[attr-defined]
+
+
+def loaded_models(owner: object) -> Sequence[str]:
+    """Return the ids of the models that Serve's multiplexing has loaded for an object."""
+    models = (
+        getattr(vars(owner).get(_MULTIPLEXER), "models", {}) if hasattr(owner, "__dict__") else {}
+    )
+    return [each for each in models if isinstance(each, str)]
+
+
+_LOADER = "_multiplex_wrapper"
+"""Name of the function that `@serve.multiplexed` returns."""
+
+_MULTIPLEXER = "__serve_multiplex_wrapper"
+"""Attribute where Serve keeps an object's models."""
 
 
 def is_request() -> bool:
@@ -148,3 +182,43 @@ def resources_of(deployment: Any) -> Sequence[Mapping[str, float]]:
 def gang_config_of(deployment: Any) -> Any:
     """Return how a deployment's replicas form gangs, or `None`. Not in 2.53."""
     return getattr(deployment._deployment_config, "gang_scheduling_config", None)
+
+
+def map_deployments(bound: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a bound application with other deployments in the places of its own.
+
+    `change` returns the deployment to use instead. Nodes that several deployments share stay
+    shared, and each deployment is changed once.
+    """
+    from ray.serve.deployment import Application
+
+    made: dict[int, Any] = {}
+
+    def visit(node: Any) -> Any:
+        if id(node) in made:
+            return made[id(node)]
+        deployment = node._bound_deployment
+        scanner: Any = _scanner(Application)
+        try:
+            children = scanner.find_nodes((deployment.init_args, deployment.init_kwargs))
+            args, kwargs = scanner.replace_nodes({child: visit(child) for child in children})
+        finally:
+            scanner.clear()
+        changed = change(deployment.options(_init_args=args, _init_kwargs=kwargs, _internal=True))
+        new = made[id(node)] = Application(changed)
+        router = getattr(node, _ROUTER, None)  # from 2.60 on
+        if router is not None:
+            setattr(new, _ROUTER, visit(router))
+        return new
+
+    return visit(bound)
+
+
+def _scanner(kind: type) -> Any:
+    from ray.dag.py_obj_scanner import _PyObjScanner
+
+    return _PyObjScanner(source_type=kind)
+
+
+_ROUTER = "_ingress_request_router"
+"""Attribute of an application: the deployment that routes for HAProxy."""

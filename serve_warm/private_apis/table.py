@@ -98,6 +98,11 @@ BUILD_C = "_build"
 
 
 TABLE: tuple[Patch, ...] = (
+    # For the life of the process, in an application that is wrapped.
+    _process("torch:compile", "gives entries to what an application compiles itself"),
+    _process(
+        "torch.nn.modules.module:Module.compile", "the same for modules that are compiled in place"
+    ),
     # For the life of the process, once torch's compiler is imported.
     _process(
         f"{DYNAMO}.eval_frame:{STANCE_CALLBACK}",

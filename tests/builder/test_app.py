@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
 from ray.exceptions import RayActorError
@@ -28,7 +29,7 @@ from serve_warm import cli
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.manifest import Manifest, Place
 from serve_warm.artifact.unsigned import sign_unsigned
-from serve_warm.builder.app import load_app
+from serve_warm.builder.app import _imports_serve_warm, load_app, load_application
 from serve_warm.builder.build import _settings, build
 from serve_warm.builder.cluster import build_name, open_cluster
 from serve_warm.builder.provenance import read_provenance
@@ -39,6 +40,7 @@ from serve_warm.cli import starts
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import AlreadyPublished, BuildFailed, ConfigError
 from serve_warm.fingerprint import Fingerprint, rank_factor
+from serve_warm.replica.serve.deployment import WarmupMixin
 from serve_warm.replica.start.prepare import makes_artifact
 from serve_warm.stores import open_store
 from serve_warm.stores.local import LocalStore
@@ -202,6 +204,9 @@ class Plain:
 
 app = Plain.bind()
 """
+OF_RAY = (
+    f"{PLAIN}\napp = None\nPlain.func_or_class.__module__ = 'ray.serve.llm'\napp = Plain.bind()\n"
+)
 RAISES = """
 def app(args: dict):
     raise ValueError('no weights')
@@ -211,14 +216,14 @@ def app(args: dict):
 @pytest.mark.parametrize(
     ("source", "kind", "message"),
     [
-        (PLAIN, ConfigError, r"own_application:app: 0 deployments use WarmupMixin: \[\]"),
+        (OF_RAY, ConfigError, r"own_application:app: 0 deployments use WarmupMixin: \[\]"),
         (RAISES, ValueError, r"^no weights$"),
     ],
 )
 def test_an_application_that_cannot_be_built_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, kind: Any, message: str
 ):
-    """Without WarmupMixin nothing can be built. What the user's code raises is its own."""
+    """Ray Serve LLM is left alone. What the user's code raises is its own."""
     (tmp_path / "own_application.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     # load_app adds the working directory; what it adds and imports goes with the test.
@@ -228,6 +233,21 @@ def test_an_application_that_cannot_be_built_is_refused(
         load_app("own_application:app")
     hint = "add WarmupMixin to the bases of the deployment's class"
     assert getattr(caught.value, "hint", hint) == hint
+
+
+def test_an_application_without_the_mixin_is_wrapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """And this process has torch's own torch.compile again."""
+    before = torch.compile
+    (tmp_path / "own_application.py").write_text(PLAIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_application", raising=False)
+    found = load_application("own_application:app")
+    assert found.warming["Plain"].warmup_inputs is None
+    assert found.settings("Plain", {}).artifact is None
+    assert torch.compile is before
 
 
 @pytest.mark.parametrize("target", ["serve.json", "deployments.text_embedder.app", ""])
@@ -453,7 +473,7 @@ def test_which_stores_are_this_users_own(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_unsigned_build_does_not_supersede(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """`serve-warm sign` accepts only one unsigned artifact in a folder."""
     asked, built = list[Any](), object()
-    application = SimpleNamespace(warming={"Head": object}, app=lambda *_, **__: None)
+    application = SimpleNamespace(warming={"Head": WarmupMixin}, app=lambda *_, **__: None)
     monkeypatch.setattr(starts, "_import_to_build", lambda _: application)
     monkeypatch.setattr(starts, "_check_first", lambda *_, **__: None)
     monkeypatch.setattr(starts, "_build_each", lambda _, to, **__: asked.append(to) or [built])
@@ -601,3 +621,24 @@ WORKFLOW = "https://github.com/acme/app/.github/workflows/build.yml@refs/heads/m
 def test_a_ci_job_says_where_an_artifact_comes_from(environ: Any, given: Any, said: Any):
     """Only variables with a certain meaning in this CI count. Given options win."""
     assert read_provenance(environ, **given) == said
+
+
+@pytest.mark.parametrize(
+    ("source", "imports"),
+    [
+        ("# Copyright: the serve_warm authors\nimport torch", False),
+        ("import torch, serve_warm.inputs", True),
+        ("from serve_warm import Input", True),
+        ("def load():\n    import serve_warm", True),
+        ("from .serve_warm import Input", False),
+        ("this is no Python", True),
+    ],
+)
+def test_only_an_import_tells_that_an_application_knows_serve_warm(
+    source: str, imports: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """torch.compile is taken before the import of an application that only mentions serve_warm."""
+    (tmp_path / "some_application.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert _imports_serve_warm("some_application") is imports

@@ -194,17 +194,20 @@ def test_settings_that_nothing_reads_are_a_warning(written):
     assert warning.fix == "did you mean 'warmup'?"
 
 
-@pytest.mark.parametrize(
-    ("head", "what"),
-    [
-        ("class Scorer:", "no deployment uses WarmupMixin"),
-        ("class Scorer(WarmupMixin):", "it declares no inputs"),
-    ],
-)
-def test_an_application_that_cannot_warm_up_is_a_problem(written, head, what):
-    """Without the mixin, nothing can be built; without inputs, a start fails with its model."""
-    source = f"@serve.deployment\n{head}\n    x = torch.compile\n\napp = Scorer.bind()\n"
-    assert one_problem(written(source))[1] == what
+def test_an_application_that_cannot_warm_up_is_a_problem(written):
+    """Without inputs, a start fails with its model."""
+    source = "@serve.deployment\nclass Scorer(WarmupMixin):\n    x = 1\n\napp = Scorer.bind()\n"
+    assert one_problem(written(source))[1] == "it declares no inputs"
+
+
+def test_an_untouched_application_is_told_to_make_a_plan(written):
+    """It needs no mixin, because it is wrapped."""
+    source = "@serve.deployment\nclass Scorer:\n    x = 1\n\napp = Scorer.bind()\n"
+    findings = found(written(source))
+    assert findings.problems == ()
+    (note,) = findings.notes
+    assert (note.where, "from a plan of its traffic" in note.what) == ("Scorer", True)
+    assert "serve-warm build --plan" in note.fix
 
 
 # Inputs ---------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from serve_warm.builder.build import Built, _require_level, collect_warnings
 from serve_warm.builder.cluster import refuse_missing_module
 from serve_warm.cli import starts
 from serve_warm.errors import BuildFailed
+from serve_warm.replica.serve.deployment import WarmupMixin
 
 
 def report(*warnings: str, to_proof_s: float, waited_s: float = 0.0) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def test_the_command_passes_the_required_level_on(
         passed.append(required_level)
         raise BuildFailed("stop here")
 
-    application = SimpleNamespace(warming={"Head": object}, app=lambda *_, **__: None)
+    application = SimpleNamespace(warming={"Head": WarmupMixin}, app=lambda *_, **__: None)
     monkeypatch.setattr(starts, "_import_to_build", lambda _: application)
     monkeypatch.setattr(starts, "_check_first", lambda *_, **__: None)
     monkeypatch.setattr(starts, "_build_each", build)

@@ -12,14 +12,17 @@ import pytest
 import torch
 from torch import nn
 
+import serve_warm
 import serve_warm._redaction
 from serve_warm.compiler.compiled_objects import (
     LOOKED_AT,
+    bind_methods,
     find_compiled,
     find_uncalled,
     find_uncalled_methods,
     reaches_compiled,
 )
+from serve_warm.precompile import SESSION
 
 
 class Key:
@@ -247,3 +250,25 @@ def test_a_compiled_method_that_nobody_calls_is_named_once():
     found = find_compiled(owner)
     assert find_uncalled(owner, found, (), ["plain"]) == ["self.score", "self.double"]
     assert find_uncalled_methods(owner, found, ["plain"]) == []
+
+
+class Decorated:
+    """As an application that compiles a method in the body of a class."""
+
+    @serve_warm.compile
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_compiled_methods_are_found_before_their_first_call(depth: int):
+    """A plan of the calls of a method can be replayed in a new replica."""
+    owner = decorated = Decorated()
+    for _ in range(depth):
+        owner = SimpleNamespace(part=[owner])
+    before = [each for each in SESSION.dispatchers if each.name.endswith("Decorated.step")]
+
+    bind_methods(owner)
+
+    named = [each for each in SESSION.dispatchers if each.name.endswith("Decorated.step")]
+    assert [each.callee for each in named if each not in before] == [decorated.step.callee]

@@ -53,10 +53,12 @@ PACKAGES = {
     "compiler": (),
     "precompile": ("compiler",),
     "generation": ("precompile",),
+    "learn": ("precompile", "compiler"),
     "seats": (),
-    "replica": ("seats", "precompile", "compiler", "artifact", "trust", "stores"),
-    "builder": ("replica", "artifact", "trust", "stores"),
-    "cli": ("builder", "artifact", "trust", "stores"),
+    "replica": ("seats", "learn", "precompile", "compiler", "artifact", "trust", "stores"),
+    "app": ("replica",),
+    "builder": ("app", "replica", "learn", "artifact", "trust", "stores"),
+    "cli": ("builder", "learn", "artifact", "trust", "stores"),
     "testing": ("stores",),
 }
 
@@ -73,6 +75,8 @@ ROOMS = {
         "parity": ("facts", "calls", "entries"),
         "dispatch": ("facts", "calls", "changes", "entries", "libraries", "parity"),
         "compiled": ("calls", "entries", "dispatch"),
+        "taking": ("calls", "dispatch", "compiled"),
+        "recording": ("calls", "dispatch"),
         "builders": (
             *("facts", "calls", "changes", "trace", "entries", "libraries", "parity"),
             "dispatch",
@@ -87,11 +91,11 @@ ROOMS = {
 }
 
 # What other packages may import of a package with rooms; all of it if the package is missing here.
-DOORS = {"precompile": {"compiled"}}
+DOORS = {"precompile": {"compiled", "recording", "taking"}}
 
 # Packages that only these modules may import, at the top or in a function.
 OWNED = {
-    "ray": {"private_apis", "replica", "seats", "metrics", "builder"},
+    "ray": {"app", "private_apis", "replica", "seats", "metrics", "builder"},
     "huggingface_hub": {"stores.hub", "stores.hub_client"},
     "obstore": {"stores.object_store"},
     "prometheus_client": {"node_server"},

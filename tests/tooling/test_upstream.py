@@ -25,6 +25,8 @@ def wheel(folder: Path, version: str, **changed: tuple[str, str]) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         for name in names:
             file = SITE / f"{name.replace('.', '/')}.py"
+            if not file.is_file():  # a package
+                file = SITE / name.replace(".", "/") / "__init__.py"
             if file.is_file():
                 before, after = changed.get(file.stem, ("", ""))
                 archive.writestr(

@@ -22,8 +22,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from serve_warm.private_apis.digests import FILE, Judged, Tested, judge, tested, unknown  # noqa: E402
+from serve_warm.private_apis.digests import (  # noqa: E402
+    FILE,
+    Judged,
+    Tested,
+    digest_of,
+    judge,
+    package_of,
+    tested,
+    unknown,
+)
 from serve_warm.private_apis.sources import PackageSources  # noqa: E402
+from serve_warm.private_apis.table import TABLE  # noqa: E402
 
 DOWNLOADS = ROOT / "build" / "upstream"
 
@@ -70,11 +80,13 @@ def lines_of(package: str, version: str, judged: list[Judged]) -> list[str]:
     return lines
 
 
-def write(package: str, version: str, judged: list[Judged], files: dict[str, str]) -> None:
-    """Add a version to the tested ones."""
+def write(package: str, version: str, sources: PackageSources) -> None:
+    """Add a version to the tested ones, or the rows of the table that are new since."""
     found = {name: dict(versions) for name, versions in tested().items()}
-    functions = {each.patch.name: each.digest for each in judged if each.digest}
-    found.setdefault(package, {})[version] = Tested(functions=functions, files=files)
+    patches = [each for each in TABLE if package_of(each) == package]
+    functions = {each.name: digest_of(each, sources) for each in patches}
+    there = {name: digest for name, digest in functions.items() if digest}
+    found.setdefault(package, {})[version] = Tested(functions=there, files=sources.files())
     FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
@@ -91,7 +103,7 @@ def main() -> int:
     judged = judge(package, version, sources)
     sys.stdout.writelines(f"{line}\n" for line in lines_of(package, version, judged))
     if asked.write:
-        write(package, version, judged, sources.files())
+        write(package, version, sources)
         return 0
     return bool(unknown(judged))
 

@@ -87,16 +87,30 @@ def describe(
     Raises:
         NoEntry: no entry can take an argument of this kind.
     """
+    structure, tensors = describe_structure(args, kwargs, known)
+    if not tensors:
+        raise NoEntry("it is called without a tensor")
+    if len({id(tensor) for tensor in tensors}) < len(tensors):
+        raise NoEntry("the same tensor is passed twice")
+    return Signature(structure=structure, tensors=tuple(map(_metadata, tensors))), tensors
+
+
+def describe_structure(
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    known: Collection[tuple[type, object]] | None = None,
+) -> tuple[str, list[torch.Tensor]]:
+    """Return the structure of a call's signature, and the call's tensors.
+
+    Raises:
+        NoEntry: no entry can take an argument of this kind.
+    """
     tensors: list[torch.Tensor] = []
     words = [_source(value, tensors, known) for value in args]
     words += [
         _keyword(name, _source(value, tensors, known), known) for name, value in kwargs.items()
     ]
-    if not tensors:
-        raise NoEntry("it is called without a tensor")
-    if len({id(tensor) for tensor in tensors}) < len(tensors):
-        raise NoEntry("the same tensor is passed twice")
-    return Signature(structure=", ".join(words), tensors=tuple(map(_metadata, tensors))), tensors
+    return ", ".join(words), tensors
 
 
 def _keyword(name: str, value: str, known: Collection[tuple[type, object]] | None) -> str:

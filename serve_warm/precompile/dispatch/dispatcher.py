@@ -121,12 +121,13 @@ class Dispatcher(HandedOver):
         self.binder = Binder(callee, self.name, shared.arguments, of_class)
         self.first_calls = shared.first_calls
         self._settling = SettlingCalls(callee, self.name, shared.first_calls)
+        self.call_counts = shared.counts
         self._counts = shared.counts.by_use
         self._counted_for: Counted = shared if of is None else vars(of)["_serve_warm"]
         SESSION.dispatchers.add(self)
         SESSION.counts.add(shared.counts)
 
-    def __call__(self, /, *args: object, **kwargs: object) -> object:  # noqa: C901 - the hot path, whole
+    def __call__(self, /, *args: object, **kwargs: object) -> object:  # noqa: C901, PLR0912 - the hot path
         """Run the entry for this call, or torch.compile's code."""
         # Dynamo folds this check of its own thread; `is_compiling` is true if any thread compiles.
         if is_dynamo_compiling():  # into an outer graph
@@ -135,6 +136,9 @@ class Dispatcher(HandedOver):
         binding = binder.binding
         if binding.table is table:
             if table is None:
+                recorder = SESSION.recorder
+                if recorder is not None:
+                    recorder.note(self.call_counts, args, kwargs)
                 return self.stock(*args, **kwargs)
             has_changed = not binding.unchanged()
             if has_changed:
@@ -161,9 +165,11 @@ class Dispatcher(HandedOver):
                 calls = evidence.current  # read once: it can become None during a request
                 if calls is not None:
                     calls.add(threading.get_native_id())
+                self._counts[use] += 1
                 try:
                     return fn(self.callee, *tensors)
                 except NOT_ANSWERED as error:
+                    self._counts[use] -= 1
                     return self._answer_without(use[0], fn, error, args, kwargs)
         return self._look_up(args, kwargs)
 
@@ -276,6 +282,7 @@ class Dispatcher(HandedOver):
         table = binding.table
         call = "(...)"
         if table is None:
+            self._record(args, kwargs)
             return None, (call, 1, ""), ()
         fn: Callable[..., object] | None = None
         entry: Entry | None = None
@@ -286,6 +293,7 @@ class Dispatcher(HandedOver):
             known = None if building else binding.known
             signature, tensors = call_signature.describe(args, kwargs, known=known)
             call = str(signature)
+            self._record_kind(signature)
             state = call_signature.state()
             entry, fn, order = self._find(binding, table, signature, state, tensors, args, kwargs)
         except NotYet:
@@ -295,6 +303,7 @@ class Dispatcher(HandedOver):
                 table.refused.setdefault((self.name, call), str(error))
             if eager:
                 # Such calls are recorded apart. A call that was remembered would enter Dynamo.
+                self._record(args, kwargs)
                 return None, (call, 0, str(error)), ()
             # All calls of a changed model have the same reason.
             use = self._count(call, 1, str(error), of_all=not binding.entries)
@@ -316,6 +325,16 @@ class Dispatcher(HandedOver):
             with contextlib.nullcontext() if shared is None else shared.lock:
                 self._remember(binding, args, kwargs, entry, fn, use, order)
         return fn, use, tensors
+
+    def _record(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Record a call that is not counted here."""
+        if SESSION.recorder is not None:
+            SESSION.recorder.note(self.call_counts, args, kwargs)
+
+    def _record_kind(self, signature: Signature) -> None:
+        """Record a kind of calls that are counted here."""
+        if SESSION.recorder is not None and SESSION.being_built is None:
+            SESSION.recorder.note_kind(self.call_counts, signature)
 
     def _find(  # noqa: PLR0917 - called once, with all that the caller knows
         self,

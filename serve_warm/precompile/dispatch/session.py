@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 from serve_warm.report import EntryUse
@@ -123,6 +123,24 @@ class Build(Protocol):
         """Withdraw the entries that no longer fit the callables that they were made for."""
 
 
+class CallRecorder(Protocol):
+    """Records the kinds of calls of each callable (`learn.recorder`)."""
+
+    def begin(self) -> None:
+        """Count calls from now on."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kinds so far as plain data."""
+
+    def note(
+        self, counts: CallCounts, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        """Count a call that the dispatcher does not count."""
+
+    def note_kind(self, counts: CallCounts, signature: Signature) -> None:
+        """Record a kind of calls that the dispatcher counts."""
+
+
 AnyBuild = TypeVar("AnyBuild", bound=Build)
 
 
@@ -142,6 +160,8 @@ class Session:
         attribute."""
         self.checks: Checks | None = None
         """Checks of the loaded entries against eager execution; None if no entries are loaded."""
+        self.recorder: CallRecorder | None = None
+        """Records the kinds of calls that traffic makes."""
         self.settling_calls = 0
         """Number of settling calls: calls that ran eagerly, to create state that entries need."""
         self.is_probing = False

@@ -29,6 +29,7 @@ from serve_warm.config import WarmupConfig
 from serve_warm.errors import ServeWarmError
 from serve_warm.node import boot_s
 from serve_warm.precompile import SESSION
+from serve_warm.precompile.taking import TAKEN
 from serve_warm.private_apis.module_names import INDUCTOR_CONFIG
 from serve_warm.replica.record.progress import Progress
 from serve_warm.replica.record.timeline import Timeline
@@ -39,6 +40,7 @@ from serve_warm.report import (
     Counts,
     Coverage,
     DeviceMemory,
+    LearnedCalls,
     Report,
     Stage,
     StageTime,
@@ -88,6 +90,11 @@ class Journal:
         self.verdict = None if config.artifact is not None else Verdict.OFF
         """The verdict; None until it is decided. Loading sets FULL_HIT, which the report shows only
         after the replica is READY."""
+        self.planned: frozenset[str] = frozenset()
+        """Names of the inputs that come from a plan."""
+        self._learned: LearnedCalls | None = None
+        self.is_undeclared = False
+        """Whether there is nothing to replay."""
         self.degraded: list[str] = []
         self.warnings: list[str] = []
         self.artifact: ArtifactUse | None = None
@@ -144,6 +151,16 @@ class Journal:
         """Record the inputs to replay."""
         self.inputs = inputs
 
+    @property
+    def has_only_planned_inputs(self) -> bool:
+        """Whether all inputs come from a plan."""
+        return all(each.name in self.planned for each in self.inputs)
+
+    def note_plan(self, names: Collection[str], *, calls: int, share: float) -> None:
+        """Record which inputs come from a plan, and from how many calls it was made."""
+        self.planned = frozenset(names)
+        self._learned = LearnedCalls(kinds=len(names), proven=0, calls=calls, share=share)
+
     def note_fingerprint(self, fingerprint: Fingerprint) -> None:
         """Record the fingerprint that artifacts are compared with."""
         self.fingerprint = fingerprint
@@ -160,6 +177,15 @@ class Journal:
         """
         self.verdict = Verdict.EAGER
         self._is_uncompiled = is_uncompiled
+
+    def note_undeclared(self) -> None:
+        """Warn that there is nothing to replay."""
+        self.is_undeclared = True
+        self.warn(
+            "nothing is replayed or proven, because the application declares no inputs, and "
+            "neither the settings nor the artifact have a plan: after some traffic, run "
+            "`serve-warm plan`, and then `serve-warm build --plan`"
+        )
 
     def note_loaded(self, *, narrow: Sequence[str], unvaried: Sequence[str], varied: str) -> None:
         """Record that the artifact is loaded, and what its build said about the inputs.
@@ -433,12 +459,18 @@ class Journal:
             entries=SESSION.uses(),
             eager_calls=tuple(self.eager_record.calls()),
             uncompiled=self._is_uncompiled(),
+            learned=self._learned
+            and dataclasses.replace(
+                self._learned,
+                proven=sum(each.proven for each in results if each.name in self.planned),
+            ),
+            compiled_by_app=TAKEN.calls(),
             parity=self.checks.report() if self.checks is not None else None,
             compiler_imported=self._compiler_imported(),
             compiler_imported_by=IMPORTER.place,
             narrow=self.narrow,
             unvaried=self.unvaried,
-            nothing_compiles=not progress.has_compiled,
+            nothing_compiles=not progress.has_compiled and not self.is_undeclared,
             fingerprint=self.fingerprint.to_json() if self.fingerprint else None,
             threads=tuple(sorted(progress.threads)),
             warnings=tuple(self.warnings),

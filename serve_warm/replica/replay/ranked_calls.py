@@ -58,7 +58,7 @@ class InputCalls:
         """Replay an input. Return the duration in seconds, or None if the input was skipped.
 
         An input is skipped if two attempts run out of memory. Cached memory is freed before the
-        second attempt.
+        second attempt. An input of a plan is also skipped if it raises an error.
         """
         if item.name in self.progress.left_out:
             return None
@@ -67,6 +67,9 @@ class InputCalls:
             seconds, error = await self._timed.make(item)
             if error is None:
                 return seconds
+            if self._is_optional(item):
+                self._leave_out_optional(item, error)
+                return None
             if not self.may_be_left_out(error):
                 raise error
             why = describe_error(error.__cause__ or error)
@@ -95,6 +98,8 @@ class InputCalls:
             why = f"ran out of memory: {describe_error(error.__cause__ or error)}"
             error = None
             cuda_graphs.free_memory()
+        elif error is not None and self._is_optional(item):
+            why = self._leave_out_optional(item, error)
         elif error is not None:
             raise error
         elif not change.quiet:
@@ -110,6 +115,16 @@ class InputCalls:
             progress.steady_s[item.name] = seconds
         self._timed.require_time(item, seconds)
         return replayed
+
+    def _is_optional(self, item: Input) -> bool:
+        return item.name in self.progress.optional and self.is_alone
+
+    def _leave_out_optional(self, item: Input, error: ReplayFailed) -> str:
+        """Record that an input of a plan raised an error, and return the reason to report."""
+        why = f"left out, because it raised {describe_error(error.__cause__ or error)}"
+        self.progress.left_out[item.name] = why
+        logger.warning("a call of the plan is %s: %s", why, item.name)
+        return why
 
     def describe_eager(self) -> str:
         """Return the reason to report for an input that runs eagerly due to the recompile limit."""

@@ -88,11 +88,13 @@ class ServeCalls:
         self.called_methods: set[str] = set()
 
     async def warmup_inputs(self) -> Any:
-        """Return the user's declared inputs.
+        """Return the user's declared inputs, or None if the class of a wrapped app has none.
 
         Raises:
             InputError: the user's `warmup_inputs` raised an exception, which the error text names.
         """
+        if self.owner.warmup_inputs is None:
+            return None
 
         async def declare() -> Any:
             declared = self.owner.warmup_inputs()

@@ -103,6 +103,10 @@ class WarmupMixin:
         inputs = replica_of(self).inputs
         return [dataclasses.replace(item, target=item.target_name) for item in inputs]
 
+    def warmup_recorded(self) -> dict[str, Any]:
+        """Return the kinds of calls of traffic so far, for `serve-warm plan`."""
+        return replica_of(self).recorded()
+
     async def warmup_artifact(self, *, accept_torch_source: bool = False) -> dict[str, Any]:
         """Return this replica's caches as the raw parts of an artifact, for `serve-warm build`.
 
@@ -167,22 +171,42 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
             section_name="@warmup ",
         )
 
-        def new(derived: type, *args: Any, **kwargs: Any) -> Any:
-            # Define it on the class itself, because `cls.__new__` may not call super().
-            return _put_hook_on(super(decorated, derived).__new__, derived, args, kwargs)
-
-        # Keep the module, qualified name and doc of the user's class: FastAPI routes are found by
-        # the qualified name.
-        body = {
-            **{name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")},
-            "__new__": new,
-            "warmup_config": config,
-            "warmup_trust": getattr(cls, "warmup_trust", None) if trust is None else trust,
-        }
-        decorated: Any = type(cls.__name__, (cls, WarmupMixin), body)
-        return cast("Class", decorated)
+        return cast("Class", derive(cls, WarmupMixin, config, trust=trust))
 
     return decorate if cls is None else decorate(cls)
+
+
+def derive(
+    cls: type,
+    mixin: type[WarmupMixin],
+    config: WarmupConfig,
+    *,
+    trust: Trust | None = None,
+    first: type | None = None,
+    **attributes: object,
+) -> type:
+    """Return a subclass of a deployment's class with a mixin, settings and attributes.
+
+    With `first`, this class comes before the deployment's class.
+
+    It has the module, qualified name and doc of the class, because FastAPI routes are found by the
+    qualified name.
+    """
+
+    def new(derived: type, *args: Any, **kwargs: Any) -> Any:
+        # Define it on the class itself, because `cls.__new__` may not call super().
+        return _put_hook_on(super(made, derived).__new__, derived, args, kwargs)
+
+    body = {
+        **{name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")},
+        "__new__": new,
+        "warmup_config": config,
+        "warmup_trust": getattr(cls, "warmup_trust", None) if trust is None else trust,
+        **attributes,
+    }
+    bases = (cls, mixin) if first is None else (first, cls, mixin)
+    made: Any = type(cls)(cls.__name__, bases, body)
+    return cast("type", made)
 
 
 def _put_hook_on(

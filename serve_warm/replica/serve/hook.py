@@ -34,6 +34,7 @@ from serve_warm.compiler.cpu_target import pin_portable_cpu
 from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import environment, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
+from serve_warm.precompile import SESSION
 from serve_warm.private_apis import cpython, ray_serve
 from serve_warm.replica.record.journal import torch_version
 from serve_warm.replica.record.raised_at import find_line
@@ -134,6 +135,7 @@ class ServeReplica(ServeCalls):
         self._config = resolve(owner.warmup_config, user_config=ray_serve.user_config())
         self._caches = CompileCaches()
         self._prefetch: Prefetch | None = None
+        self._to_compile: Sequence[str] = getattr(owner, "warmup_compile", ())
         self._init_failed: tuple[float, str] | None = None
         """The time (CLOCK_BOOTTIME) when `__init__` raised an exception, and the error text."""
         self._served_unwarmed: tuple[float, float] | None = None
@@ -200,12 +202,21 @@ class ServeReplica(ServeCalls):
         async with self._updates:  # Serve may call again at any time, for example with a new rank
             warmup = self._warmup
             if warmup is None or not warmup.journal.is_serving:
+                self._compile_named()
                 await change()
                 await self._start()
             elif self._calls_reconfigure(user_config):
                 await warmup.update(change, is_request=ray_serve.is_request)
             else:
                 await change()
+
+    def _compile_named(self) -> None:
+        """Compile the modules that the arguments of `serve_warm.app:wrap` name, once."""
+        names, self._to_compile = self._to_compile, ()
+        if names and self._config.enabled:
+            from serve_warm.replica.serve.wrapped import compile_named
+
+            compile_named(self.owner, names)
 
     async def _start(self) -> None:
         if self._shown is not None:
@@ -379,6 +390,15 @@ class ServeReplica(ServeCalls):
     def inputs(self) -> Sequence[Input]:
         """The inputs to replay; empty before the warm-up begins."""
         return self._warmup.journal.inputs if self._warmup is not None else ()
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the kinds of calls of traffic so far, as plain data."""
+        names = {"application": self.place.application, "deployment": self.deployment}
+        recorder = SESSION.recorder
+        if recorder is None:
+            return {**names, "calls": [], "not_recorded": {}, "models": []}
+        models = list(ray_serve.loaded_models(self.owner))
+        return {**names, **recorder.to_json(), "models": models}
 
     async def pack(self, *, accept_torch_source: bool = False) -> PackedReplica:
         """Return the fingerprint, code and model, raw parts, facts and report for a build.

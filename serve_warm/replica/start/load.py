@@ -14,11 +14,11 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from serve_warm._daemon_threads import begin
 from serve_warm._records import record
@@ -35,6 +35,7 @@ from serve_warm.config import environment
 from serve_warm.errors import (
     ArtifactNotFound,
     ArtifactRefused,
+    ConfigError,
     NodeDiskError,
     ServeWarmError,
     StoreDenied,
@@ -50,11 +51,14 @@ from serve_warm.replica.replay.timed_calls import Deadline
 from serve_warm.replica.start import prefetch
 from serve_warm.replica.start.context import StartStep
 from serve_warm.replica.start.install import put_in_place
-from serve_warm.replica.start.pack import NARROW, UNVARIED, VARIED
+from serve_warm.replica.start.pack import NARROW, PLAN, UNVARIED, VARIED
 from serve_warm.replica.start.prepare import Prepared, need_compiler, prepare_compiler
 from serve_warm.report import ArtifactUse, Stage, Verdict
 from serve_warm.stores import kind_of, open_store
 from serve_warm.trust.verify import describe_end
+
+if TYPE_CHECKING:
+    from serve_warm.learn.plan import InputPlan
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +86,8 @@ class Loaded:
     """Whether the artifact has libraries, and all of them can be used."""
     is_eager: bool = False
     """Whether the start runs eagerly, because it has no artifact and the policy is `eager`."""
+    plan: InputPlan | None = None
+    """The plan in the artifact."""
     missing: WarmupFailed | None = None
     """The error for `on_missing: fail`, kept while the start has found no compiled code. The error
     is raised later if the app turns out to have compiled code."""
@@ -212,7 +218,24 @@ class Loading(StartStep):
             varied=str(facts.get(VARIED) or ""),
         )
         remember_newest()
-        return Loaded(verdict=Verdict.FULL_HIT, artifact=used, has_libraries=has_libraries)
+        return Loaded(
+            verdict=Verdict.FULL_HIT,
+            artifact=used,
+            has_libraries=has_libraries,
+            plan=self._plan_in(facts),
+        )
+
+    def _plan_in(self, facts: Mapping[str, Any]) -> InputPlan | None:
+        """Return the plan that the artifact was built with, unless the settings have another."""
+        if facts.get(PLAN) is None or self._config.plan is not None:
+            return None
+        from serve_warm.learn.plan import InputPlan
+
+        try:
+            return InputPlan.from_json(facts[PLAN], source="the plan in the artifact")
+        except ConfigError as error:
+            self._journal.warn(error.message)
+            return None
 
     # Pulling --------------------------------------------------------------------------------------
 

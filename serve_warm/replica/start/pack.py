@@ -116,6 +116,9 @@ def pack_parts(
     return parts
 
 
+PLAN = "plan"
+"""Name of the build fact with the plan that the build has replayed."""
+
 NARROW = "narrow"
 UNVARIED = "unvaried"
 VARIED = "varied"

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from serve_warm import _private_folders
 from serve_warm._records import record
@@ -17,7 +18,11 @@ from serve_warm._redaction import describe_error
 from serve_warm._spans import COMPILER
 from serve_warm.artifact.code_and_model import CodeAndModel
 from serve_warm.compiler.caches import keep_headers_private
-from serve_warm.compiler.compiled_objects import compile_arguments, reaches_compiled
+from serve_warm.compiler.compiled_objects import (
+    bind_methods,
+    compile_arguments,
+    reaches_compiled,
+)
 from serve_warm.compiler.cpu_target import isa_checks, pin_portable_cpu, require_compiler
 from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import unwatched_compiles
@@ -32,13 +37,17 @@ from serve_warm.fingerprint import (
     read_machine,
     why_no_gpu,
 )
-from serve_warm.inputs import Input, sort_by_size
+from serve_warm.inputs import Input, sort_by_size, with_unique_names
 from serve_warm.precompile import SESSION
+from serve_warm.private_apis.ray_serve import model_loaders
 from serve_warm.replica.replay.timed_calls import Deadline
 from serve_warm.replica.start.context import StartContext, StartStep
 from serve_warm.report import Stage
 
 if TYPE_CHECKING:
+    from serve_warm.learn.plan import InputPlan
+    from serve_warm.learn.recorded import RecordedCall
+    from serve_warm.learn.replayed import ReplayedCall
     from serve_warm.replica.replay.ranks import Ranks
 
 logger = logging.getLogger(__name__)
@@ -216,8 +225,45 @@ class Preparation(StartStep):
                 "signature; turn this cache off if you use artifacts"
             )
 
+    def add_plan(self, declared: Sequence[Input], plan: InputPlan) -> list[Input]:
+        """Return the declared inputs, and then one for each kind of call of a plan."""
+        from serve_warm.learn.replayed import ReplayedCall
+
+        planned = [
+            Input(target=self._on_its_thread(ReplayedCall(call), call, plan.models), name=call.name)
+            for call in plan.calls
+        ]
+        inputs = list(with_unique_names([*declared, *planned]))
+        names = [each.name for each in inputs[len(declared) :]]
+        self._journal.note_plan(names, calls=plan.recorded, share=plan.share)
+        return inputs
+
+    def _on_its_thread(
+        self, replayed: ReplayedCall, call: RecordedCall, models: Sequence[str]
+    ) -> Callable[..., Any]:
+        from serve_warm.precompile.recording import find_callables
+
+        loaders = model_loaders(self._replica.owner) if models else ()
+
+        async def replay() -> None:
+            # The callables of a model exist only when it is loaded, which Serve leaves to the first
+            # request for it. To load it again takes no time.
+            for load, model in itertools.product(loaders, models):
+                await load(model)
+            if not any(find_callables(call.callable, call.number)):
+                bind_methods(self._replica.owner)
+            if call.on_model_thread:
+                await self._replica.owner.on_model_thread(replayed)
+            else:
+                replayed()
+
+        replay.__name__ = call.callable
+        return replay
+
     async def ask_inputs(self, deadline: Deadline) -> Sequence[Input]:
-        """Return the inputs that the user declares, in the order of their replay.
+        """Return the inputs that the user declares, and those of the plan in the settings.
+
+        They are in the order of their replay.
 
         Raises:
             ConfigError: the inputs cannot be used.
@@ -236,7 +282,13 @@ class Preparation(StartStep):
             raise late from error
         if deadline.left() < 0:  # it blocked the event loop, so no timeout fired
             raise late
-        inputs = sort_by_size(declared, of=type(self._replica.owner).__name__)
+        inputs: list[Input] = []
+        if declared is not None:
+            inputs = sort_by_size(declared, of=type(self._replica.owner).__name__)
+        if self._config.plan is not None:
+            from serve_warm.learn.plan import read_plan
+
+            inputs = self.add_plan(inputs, read_plan(self._config.plan))
         # Before the check, whose error is easier to read with them.
         self._journal.note_inputs(inputs)
         self._replica.check(inputs)

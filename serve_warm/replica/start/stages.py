@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serve_warm.artifact.code_and_model import CodeAndModel
 from serve_warm.compiler import eager_calls, evidence
@@ -36,6 +36,8 @@ from serve_warm.errors import (
     WarmupTimeout,
 )
 from serve_warm.node import boot_s
+from serve_warm.precompile import SESSION
+from serve_warm.precompile.taking import TAKEN
 from serve_warm.replica.record.journal import Journal, Observer, cpu_seconds
 from serve_warm.replica.record.timeline import Timeline
 from serve_warm.replica.record.traffic_log import EAGER_CALL
@@ -45,8 +47,8 @@ from serve_warm.replica.replay.timed_calls import Deadline
 from serve_warm.replica.replay.watchdog import Watchdog
 from serve_warm.replica.start import prefetch
 from serve_warm.replica.start.context import CompileCaches, StartContext, WarmupHost
-from serve_warm.replica.start.load import Loading
-from serve_warm.replica.start.pack import VARIED, pack
+from serve_warm.replica.start.load import Loaded, Loading
+from serve_warm.replica.start.pack import PLAN, VARIED, pack
 from serve_warm.replica.start.prepare import Preparation, Prepared
 from serve_warm.replica.start.proof import LATE_UPDATE, Proof
 from serve_warm.report import (
@@ -57,6 +59,9 @@ from serve_warm.report import (
     Verdict,
 )
 from serve_warm.seats.preload import early_imports
+
+if TYPE_CHECKING:
+    from serve_warm.learn.plan import InputPlan
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +183,13 @@ class Warmup:
             proof.join(group)
             prepared = await Preparation(self._start).prepare(group, deadline)
             self._prepared = prepared
+            self._begin_recorder()
             loaded = await loading.load(prepared, group, deadline)
+            if loaded.plan is not None:
+                self._prepared = prepared = self._with_plan(prepared, loaded.plan)
+            if not prepared.inputs:
+                self._go_on_without_inputs(loaded)
+                return
             if loaded.is_eager:
                 await self._run_eagerly(deadline)
                 return
@@ -194,17 +205,45 @@ class Warmup:
                     await self._run_eagerly(deadline)
                     return
                 await proof.replay_and_compare(prepared, deadline)
-            if loaded.verdict is Verdict.FULL_HIT:  # an artifact has the build's result
-                proof.look_at_build(prepared.inputs)
-            else:
-                with self.journal.timeline.span("other sizes"):
-                    await proof.look_for_narrow(prepared.inputs)
-            proof.look_for_untaken()
-            proof.look_for_uncalled()
+            await self._look_for_gaps(proof, prepared, loaded)
             proof.judge(loaded.missing)
             self._refuse_partial()
             # Ranks become ready together, because a first request would wait for the other ranks.
             await group.agree("being ready", None, timeout_s=deadline.left())
+
+    async def _look_for_gaps(self, proof: Proof, prepared: Prepared, loaded: Loaded) -> None:
+        """Look for calls that the declared inputs do not make, but that traffic can make."""
+        # Traffic has made the calls of a plan, and no person has chosen them.
+        is_declared = not self.journal.has_only_planned_inputs
+        if is_declared and loaded.verdict is Verdict.FULL_HIT:  # the artifact has the result
+            proof.look_at_build(prepared.inputs)
+        elif is_declared:
+            with self.journal.timeline.span("other sizes"):
+                await proof.look_for_narrow(prepared.inputs)
+        proof.look_for_untaken()
+        if is_declared:
+            proof.look_for_uncalled()
+
+    def _begin_recorder(self) -> None:
+        """Let the dispatchers record the kinds of calls, if the settings say so."""
+        if self._config.record == "signatures" and "torch" in sys.modules:
+            from serve_warm.learn.recorder import Recorder
+
+            SESSION.recorder = Recorder()
+
+    def _with_plan(self, prepared: Prepared, plan: InputPlan) -> Prepared:
+        inputs = Preparation(self._start).add_plan(prepared.inputs, plan)
+        self.journal.note_inputs(inputs)
+        return dataclasses.replace(prepared, inputs=inputs)
+
+    def _go_on_without_inputs(self, loaded: Loaded) -> None:
+        """Let a wrapped application serve that declares nothing and has no plan."""
+        if loaded.is_eager:
+            self._is_eager = True
+            record = self.journal.eager_record
+            self.journal.note_eager(is_uncompiled=lambda: not record.is_empty)
+            self._answer_eagerly(EagerReason.NO_ARTIFACT)
+        self.journal.note_undeclared()
 
     async def _run_eagerly(self, deadline: Deadline) -> None:
         """From now on, run all calls eagerly, and replay the inputs once."""
@@ -253,6 +292,9 @@ class Warmup:
         # The deadline may have passed before counting began. Count compiles in traffic anyway.
         seen = watch_process()
         seen.on_event = self._note_in_traffic
+        TAKEN.is_late = True
+        if SESSION.recorder is not None:
+            SESSION.recorder.begin()
         # A replica that runs eagerly has nothing to forbid, and knows already what to do.
         if self._config.after_ready == "forbid" and not self._is_eager:
             seen.forbidden = self._replica.refusal
@@ -368,9 +410,15 @@ class Warmup:
         """Return the raw parts of an artifact and its build facts. Call this after `run()`.
 
         Raises:
-            WarmupFailed: `after_ready` is `eager`, but an input needs compiled code.
+            WarmupFailed: `after_ready` is `eager`, but an input needs compiled code; or there are
+                no inputs.
         """
         # A build compiles what `after_ready` would run eagerly.
+        if not self._prepared.inputs:
+            raise WarmupFailed(
+                "there is nothing to pack, because nothing was replayed",
+                hint="declare inputs, or build with a plan: serve-warm build --plan",
+            )
         with eager_calls.answering(None), self._join() as group:
             self._proof.join(group)
             try:
@@ -389,9 +437,16 @@ class Warmup:
                     accept_torch_source=accept_torch_source,
                 )
                 varied = self._proof.digest_of(self._prepared.inputs)
-                return parts, {**facts, VARIED: varied}
+                return parts, {**facts, VARIED: varied, **self._plan_fact()}
             finally:
                 self._say("")
+
+    def _plan_fact(self) -> Mapping[str, Any]:
+        if self._config.plan is None:
+            return {}
+        from serve_warm.learn.plan import read_plan
+
+        return {PLAN: read_plan(self._config.plan).to_json()}
 
     def _say(self, text: str) -> None:
         self.journal.timeline.say(text)

@@ -1,0 +1,167 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A plan: the kinds of calls to replay, learned from traffic, as YAML that a person reviews."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from serve_warm._records import record
+from serve_warm._regular_files import explain_pipe, read_regular
+from serve_warm.errors import ConfigError
+from serve_warm.learn.recorded import TENSOR, RecordedCall
+
+FORMAT = 1
+MOST_BYTES = 4 << 20
+"""Maximum size of a plan."""
+
+HEADER = """\
+# Kinds of calls that traffic made, for `serve-warm build --plan`. Remove what should not be warm.
+"""
+
+
+@record(frozen=True, kw_only=True)
+class InputPlan:
+    """The kinds of calls of one deployment to replay, largest first."""
+
+    calls: tuple[RecordedCall, ...]
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The number of calls that cannot be replayed, by reason."""
+    models: tuple[str, ...] = ()
+    """Ids of the models of Serve's multiplexing to load first: those that a replica had loaded."""
+
+    @property
+    def recorded(self) -> int:
+        """Number of calls of traffic that were recorded."""
+        return sum(each.calls for each in self.calls) + sum(self.left_out.values())
+
+    @property
+    def share(self) -> float:
+        """The share of the recorded calls that have a kind in this plan, from 0 to 1."""
+        recorded = self.recorded
+        return sum(each.calls for each in self.calls) / recorded if recorded else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain data."""
+        left_out = {"left_out": dict(self.left_out)} if self.left_out else {}
+        models = {"models": list(self.models)} if self.models else {}
+        calls = [each.to_json() for each in self.calls]
+        return {"format": FORMAT, **models, "calls": calls, **left_out}
+
+    def to_yaml(self) -> str:
+        """Return the text of a plan file."""
+        return HEADER + yaml.safe_dump(self.to_json(), sort_keys=False, width=100)
+
+    @classmethod
+    def from_json(cls, data: object, *, source: str) -> InputPlan:
+        """Return the plan that `to_json` wrote. `source` names it in errors.
+
+        Raises:
+            ConfigError: it is malformed, or made by a newer serve_warm.
+        """
+        if not isinstance(data, Mapping) or not isinstance(data.get("calls"), list):
+            raise ConfigError(
+                f"{source} is not a plan: it has no list `calls`",
+                hint="make one with serve-warm plan",
+            )
+        if data.get("format") != FORMAT:
+            raise ConfigError(
+                f"{source} has format {data.get('format')!r}, but this serve_warm reads format "
+                f"{FORMAT}",
+                hint="make the plan with the serve_warm that builds and serves",
+            )
+        left_out = data.get("left_out", {})
+        if not isinstance(left_out, Mapping):
+            raise ConfigError(f"{source}: `left_out` must be a mapping of reasons and numbers")
+        models = data.get("models", [])
+        if not isinstance(models, list) or not all(each and type(each) is str for each in models):
+            raise ConfigError(f"{source}: `models` must be a list of ids of multiplexed models")
+        calls = []
+        for number, each in enumerate(data["calls"]):
+            try:
+                call = RecordedCall.from_json(each)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{source}: call {number + 1}: {error.message}", hint=error.hint
+                ) from error
+            if why := call.why_not():
+                raise ConfigError(
+                    f"{source}: call {number + 1} ({call.callable}) cannot be replayed: {why}",
+                    hint="remove it from the plan",
+                )
+            calls.append(call)
+        return cls(
+            calls=tuple(calls),
+            left_out={str(k): int(v) for k, v in left_out.items() if type(v) is int},
+            models=tuple(models),
+        )
+
+
+RARE = "its kind is rarer than those in the plan"
+
+
+def make_plan(
+    recorded: Iterable[RecordedCall],
+    not_recorded: Mapping[str, int],
+    models: Sequence[str] = (),
+    *,
+    most: int | None = None,
+) -> InputPlan:
+    """Return the plan of the kinds of calls that can be replayed, or of the `most` frequent ones.
+
+    Kinds of several replicas are merged.
+    """
+    merged: dict[tuple[object, ...], RecordedCall] = {}
+    left_out = dict(not_recorded)
+    for each in recorded:
+        if why := each.why_not():
+            left_out[why] = left_out.get(why, 0) + each.calls
+            continue
+        known = merged.get(each.key)
+        total = each.calls + (known.calls if known is not None else 0)
+        merged[each.key] = dataclasses.replace(each, calls=total)
+    kinds = sorted(merged.values(), key=lambda each: -each.calls)
+    if rare := kinds[most:] if most is not None else []:
+        left_out[RARE] = sum(each.calls for each in rare)
+    calls = sorted(kinds[:most], key=lambda each: (-size_of(each), -each.calls))
+    return InputPlan(calls=tuple(calls), left_out=left_out, models=tuple(models))
+
+
+def size_of(call: RecordedCall) -> int:
+    """Return the number of values in the tensors of a call."""
+    found = (TENSOR.fullmatch(each) for each in call.tensors)
+    return sum(math.prod(_numbers(each["sizes"])) for each in found if each is not None)
+
+
+def _numbers(text: str) -> Sequence[int]:
+    return [int(each) for each in re.findall(r"\d+", text)]
+
+
+def read_plan(given: str) -> InputPlan:
+    """Return a plan from the path of its file, or from its content.
+
+    Raises:
+        ConfigError: it cannot be read, or is no plan.
+    """
+    source, text = "the plan", given
+    if "\n" not in given and not given.lstrip().startswith("{"):
+        source = f"plan {given}"
+        try:
+            text = read_regular(given).decode()
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8
+            raise ConfigError(
+                f"{source} cannot be read: {error}", hint=explain_pipe(error)
+            ) from error
+    if len(text) > MOST_BYTES:
+        raise ConfigError(f"{source} is larger than {MOST_BYTES >> 20} MiB")
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{source} is not YAML: {str(error).splitlines()[0]}") from error
+    return InputPlan.from_json(data, source=source)

@@ -1,0 +1,206 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""One kind of call that traffic makes, as a plan lists it. Contains nothing of a request's content.
+
+Imports neither torch nor Ray, so that the command that makes plans starts fast.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+from serve_warm._records import record
+from serve_warm.errors import ConfigError
+
+TENSOR = re.compile(
+    r"(?P<class>\w+) (?P<dtype>\w+)\[(?P<sizes>[\d, ]*)\] "
+    r"strides \[(?P<strides>[\d, ]*)\] on (?P<device>[a-z]+(?::\d+)?)"
+)
+"""The metadata of a tensor (`facts.names.describe_tensor`)."""
+
+HIDDEN = re.compile(r"\bstr\[\d+\]")
+"""Stands for a string of a request in the structure of a call."""
+
+LONGEST = 1 << 16
+"""Maximum number of characters of a structure."""
+
+
+@record(frozen=True, kw_only=True)
+class RecordedCall:
+    """A kind of call of one compiled callable."""
+
+    callable: str
+    """Class of the module, or name of the function."""
+    number: int = 0
+    """Which callable of this name, in the order in which they were compiled."""
+    structure: str
+    """The arguments as source code. Tensors are written as t0, t1 and so on."""
+    tensors: tuple[str, ...]
+    """Metadata of each tensor."""
+    modes: Mapping[str, bool] = field(default_factory=dict)
+    """Whether `inference_mode` and `grad_mode` were on."""
+    on_model_thread: bool = False
+    """Whether the replica's model thread made the call."""
+    calls: int = 0
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells kinds of calls apart."""
+        modes = tuple(sorted(self.modes.items()))
+        return self.callable, self.number, self.structure, self.tensors, modes
+
+    @property
+    def name(self) -> str:
+        """The call, as reports show it."""
+        number = f" #{self.number + 1}" if self.number else ""
+        tensors = ", ".join(re.sub(r" strides \[.*?\] on \S+$", "", each) for each in self.tensors)
+        return f"{self.callable}{number}({self.structure}) with {tensors}"
+
+    def why_not(self) -> str:
+        """Return why the call cannot be repeated; empty if it can."""
+        if HIDDEN.search(self.structure):
+            return "an argument is a string of a request, which was not recorded"
+        for each in self.tensors:
+            if not TENSOR.fullmatch(each):
+                return f"a tensor is not described as a recorder would: {each[:80]!r}"
+        try:
+            arguments_of(
+                self.structure, self.tensors, lambda name: tuple if name == "Size" else name
+            )
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the call as a plan lists it."""
+        return {
+            "callable": self.callable,
+            **({"number": self.number} if self.number else {}),
+            "structure": self.structure,
+            "tensors": list(self.tensors),
+            "modes": dict(self.modes),
+            **({"on_model_thread": True} if self.on_model_thread else {}),
+            "calls": self.calls,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> RecordedCall:
+        """Return the call that `to_json` wrote.
+
+        Raises:
+            ConfigError: it is not such a call.
+        """
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"a recorded call is {type(data).__name__}, not a mapping")
+        known = {"callable", "number", "structure", "tensors", "modes", "on_model_thread", "calls"}
+        if unknown := sorted(map(str, data.keys() - known)):
+            raise ConfigError(f"a recorded call has unknown keys: {', '.join(unknown)}")
+        name, structure = data.get("callable"), data.get("structure")
+        tensors, modes = data.get("tensors"), data.get("modes", {})
+        number, calls = data.get("number", 0), data.get("calls", 0)
+        is_right = (
+            isinstance(name, str)
+            and isinstance(structure, str)
+            and len(structure) <= LONGEST
+            and isinstance(tensors, list)
+            and all(isinstance(each, str) for each in tensors)
+            and isinstance(modes, Mapping)
+            and all(isinstance(k, str) and isinstance(v, bool) for k, v in modes.items())
+            and all(type(each) is int and each >= 0 for each in (number, calls))
+        )
+        if not is_right:
+            raise ConfigError(
+                f"a recorded call is not complete: {str(dict(data))[:200]}",
+                hint="it needs callable and structure (texts) and tensors (a list of texts)",
+            )
+        return cls(
+            callable=str(name),
+            number=number,
+            structure=str(structure),
+            tensors=tuple(tensors or ()),
+            modes=dict(modes),
+            on_model_thread=bool(data.get("on_model_thread")),
+            calls=calls,
+        )
+
+
+def arguments_of(
+    structure: str, tensors: Sequence[Any], torch_of: Callable[[str], Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments that a structure describes, with these tensors.
+
+    `torch_of` returns what `torch.` and a name means: a dtype, or `torch.Size`.
+
+    Raises:
+        ValueError: the structure has anything that a recorder never writes.
+    """
+    wrong = f"the structure is not the arguments of a call: {structure[:80]!r}"
+    try:
+        call: Any = ast.parse(f"f({structure})", mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
+        raise ValueError(wrong) from error
+    is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    if not is_call:
+        raise ValueError(wrong)
+    values = _Values(tensors, torch_of)
+    kwargs: dict[str, Any] = {}
+    try:
+        for each in call.keywords:
+            value = values.visit(each.value)
+            kwargs.update({each.arg: value} if each.arg is not None else value)
+        args = [values.visit(each) for each in call.args]
+    except (TypeError, IndexError, RecursionError) as error:
+        raise ValueError(wrong) from error
+    if not all(isinstance(name, str) for name in kwargs):
+        raise ValueError(wrong)
+    return args, kwargs
+
+
+class _Values(ast.NodeVisitor):
+    """Returns the values of expressions that consist of values, containers and tensors."""
+
+    def __init__(self, tensors: Sequence[Any], torch_of: Callable[[str], Any]) -> None:
+        self._tensors = tensors
+        self._torch_of = torch_of
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        return node.value
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        if not re.fullmatch(r"t\d{1,4}", node.id):
+            return self.generic_visit(node)
+        return self._tensors[int(node.id[1:])]
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        if not isinstance(node.op, ast.USub):
+            return self.generic_visit(node)
+        return -self.visit(node.operand)
+
+    def visit_List(self, node: ast.List) -> list[Any]:
+        return [self.visit(each) for each in node.elts]
+
+    def visit_Tuple(self, node: ast.Tuple) -> tuple[Any, ...]:
+        return tuple(self.visit(each) for each in node.elts)
+
+    def visit_Dict(self, node: ast.Dict) -> dict[Any, Any]:
+        items = zip(node.keys, node.values, strict=True)
+        return {self.visit(key): self.visit(value) for key, value in items if key is not None}
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        if not re.fullmatch(r"torch\.(Size|[a-z]\w*)", ast.unparse(node)):
+            return self.generic_visit(node)
+        return self._torch_of(node.attr)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        if ast.unparse(node.func) != "torch.Size" or node.keywords:
+            return self.generic_visit(node)
+        return self.visit(node.func)(*map(self.visit, node.args))
+
+    def generic_visit(self, node: ast.AST) -> Any:
+        raise ValueError(
+            f"the structure has {ast.unparse(node)[:80]!r}, which is no recorded value"
+        )

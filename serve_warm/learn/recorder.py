@@ -1,0 +1,278 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Counts the kinds of calls that traffic makes of each compiled callable, in bounded memory.
+
+A kind has the structure of the arguments, numbers among them, and the shapes, strides, dtypes and
+devices of the tensors. Strings of requests and values of tensors are not recorded. Where entries
+answer, the dispatcher has the counts, and a call costs nothing here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from serve_warm._redaction import is_name
+from serve_warm.compiler import evidence
+from serve_warm.learn.recorded import RecordedCall
+from serve_warm.precompile import SESSION, NoEntry
+from serve_warm.precompile.recording import Signature, describe_structure
+
+if TYPE_CHECKING:
+    from serve_warm.precompile.recording import CallCounts
+
+KINDS_KEPT = 1024
+"""Maximum number of kinds. If another one comes, the rarer half is forgotten, so that a scanner's
+10,000 kinds do not displace those of users."""
+
+MODEL_THREAD = "serve_warm-model"
+"""How the name of the model thread begins."""
+
+
+class _Tensor(NamedTuple):
+    """What is kept of a tensor. Its text takes ten times as long to make, so it is made later."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    def __str__(self) -> str:
+        """Return the text that `facts.names.describe_tensor` returns for the tensor."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"Tensor {dtype}{list(self.shape)} strides {list(self.stride)} on {self.device}"
+
+
+class _Text(NamedTuple):
+    """What is kept of a string."""
+
+    length: int
+
+
+class _Other(NamedTuple):
+    """What is kept of an argument of another class."""
+
+    kind: type
+
+
+Kept = tuple[tuple[Any, ...], Mapping[Any, Any]]
+"""What is kept of the arguments of a call."""
+
+
+@dataclass
+class _Kind:
+    counts: CallCounts
+    arguments: Signature | Kept
+    """The signature, of a kind that the dispatcher counts."""
+    modes: dict[str, bool]
+    on_model_thread: bool
+    calls: int = 0
+    """Calls that the dispatcher does not count."""
+    before: int = 0
+    """Calls that the dispatcher had counted when recording began."""
+
+    def total(self) -> int:
+        """Return the number of calls since recording began."""
+        if not isinstance(self.arguments, Signature):
+            return self.calls
+        call = str(self.arguments)
+        counted = sum(n for (each, _, _), n in self.counts.by_use.copy().items() if each == call)
+        return max(0, counted - self.before)
+
+
+class Recorder:
+    """Records the calls of this process. Never raises an exception into a call."""
+
+    def __init__(self) -> None:
+        self.is_recording = False
+        """Whether calls count. Replays before READY do not."""
+        self._kinds: dict[tuple[object, ...], _Kind] = {}
+        self._strange = 0
+        """The number of calls whose arguments cannot be looked at."""
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Count calls from now on."""
+        with self._lock:
+            for kind in self._kinds.values():
+                kind.calls, kind.before = 0, 0
+                kind.before = kind.total()
+        self.is_recording = True
+
+    def note(
+        self, counts: CallCounts, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        """Count a call that the dispatcher does not count."""
+        if not self.is_recording:
+            return
+        try:
+            key = (
+                id(counts),
+                torch.is_inference_mode_enabled(),
+                *map(_key, args),
+                *((name, _key(value)) for name, value in kwargs.items()),
+            )
+            kind = self._kinds.get(key)
+            if kind is None:
+                if evidence.is_replay():
+                    return
+                kept = tuple(map(_keep, args)), _keep(dict(kwargs))
+                kind = self._add(key, _Kind(counts, kept, _modes(), _is_model_thread()))
+            kind.calls += 1
+        except (TypeError, RuntimeError):  # a nested tensor, or a list that contains itself
+            self._strange += 1
+
+    def note_kind(self, counts: CallCounts, signature: Signature) -> None:
+        """Record a kind of calls that the dispatcher counts."""
+        modes = _modes()
+        key = (id(counts), modes["inference_mode"], signature)
+        if key not in self._kinds:
+            self._add(key, _Kind(counts, signature, modes, _is_model_thread()))
+
+    def calls(self) -> tuple[list[RecordedCall], dict[str, int]]:
+        """Return the kinds that were called, most frequent first, and what was not recorded.
+
+        The latter is the number of calls by the reason.
+        """
+        with self._lock:
+            kinds = list(self._kinds.values())
+        numbers = _numbers()
+        found: list[RecordedCall] = []
+        not_recorded: dict[str, int] = {}
+        if self._strange:
+            not_recorded["an argument cannot be looked at"] = self._strange
+        for kind in kinds:
+            total = kind.total()
+            if not total or id(kind.counts) not in numbers:
+                continue
+            try:
+                signature = _signature(kind.arguments)
+            except NoEntry as error:
+                not_recorded[str(error)] = not_recorded.get(str(error), 0) + total
+                continue
+            call = RecordedCall(
+                callable=kind.counts.name,
+                number=numbers[id(kind.counts)],
+                structure=signature.structure,
+                tensors=signature.tensors,
+                modes=kind.modes,
+                on_model_thread=kind.on_model_thread,
+                calls=total,
+            )
+            found.append(call)
+        return sorted(found, key=lambda each: -each.calls), not_recorded
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kinds so far as plain data."""
+        calls, not_recorded = self.calls()
+        return {"calls": [each.to_json() for each in calls], "not_recorded": not_recorded}
+
+    def _add(self, key: tuple[object, ...], kind: _Kind) -> _Kind:
+        with self._lock:
+            if len(self._kinds) >= KINDS_KEPT:
+                by_calls = sorted(self._kinds.items(), key=lambda item: -item[1].total())
+                self._kinds = dict(by_calls[: KINDS_KEPT // 2])
+            return self._kinds.setdefault(key, kind)
+
+
+def _key(value: Any) -> object:
+    if type(value) is torch.Tensor:
+        return value.shape, value.dtype, value.stride()
+    if type(value) is list or type(value) is tuple:
+        return type(value), *map(_key, value)
+    if type(value) is dict:
+        return tuple((name, _key(each)) for name, each in value.items())
+    if type(value) in _VALUES:
+        return type(value), value
+    return type(value)
+
+
+_VALUES = frozenset({int, float, bool, type(None), torch.dtype})
+"""Classes of arguments whose values are recorded."""
+
+
+def _keep(value: Any) -> Any:
+    """Return what is kept of an argument: nothing of a request's content but numbers."""
+    kind = type(value)
+    if kind is torch.Tensor:
+        return _Tensor(value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
+    if kind is list or kind is tuple:
+        return kind(map(_keep, value))
+    if kind is torch.Size or kind in _VALUES:
+        return value
+    if kind is dict:
+        return {_keep_name(name): _keep(each) for name, each in value.items()}
+    return _Text(len(value)) if kind is str else _Other(kind)
+
+
+def _keep_name(name: Any) -> Any:
+    if type(name) is not str:
+        return name if type(name) in _VALUES else _Other(type(name))
+    return name if is_name(name) else _Text(len(name))
+
+
+def _signature(arguments: Signature | Kept) -> Signature:
+    """Return the signature of a call.
+
+    Raises:
+        NoEntry: no entry can take an argument of this kind.
+    """
+    if isinstance(arguments, Signature):
+        return arguments
+    args, kwargs = arguments
+    kept: list[_Tensor] = []
+    structure, _ = describe_structure(
+        [_as_argument(each, kept) for each in args],
+        {_as_argument(name, kept): _as_argument(each, kept) for name, each in kwargs.items()},
+        known=frozenset(),
+    )
+    if not kept:
+        raise NoEntry("it is called without a tensor")
+    if any(each.requires_grad for each in kept):
+        raise NoEntry("a tensor requires grad")
+    return Signature(structure=structure, tensors=tuple(map(str, kept)))
+
+
+def _as_argument(kept: Any, tensors: list[_Tensor]) -> Any:
+    """Return an argument with the same structure as the one of which this was kept."""
+    if isinstance(kept, _Tensor):
+        tensors.append(kept)
+        return torch.empty(0)
+    if isinstance(kept, _Text):
+        return "\0" * kept.length
+    if isinstance(kept, _Other):
+        kind = kept.kind
+        raise NoEntry(f"an argument is a {kind.__module__}.{kind.__qualname__}")
+    if type(kept) is list or type(kept) is tuple:
+        return type(kept)(_as_argument(each, tensors) for each in kept)
+    if type(kept) is dict:
+        return {
+            _as_argument(name, tensors): _as_argument(each, tensors) for name, each in kept.items()
+        }
+    return kept
+
+
+def _modes() -> dict[str, bool]:
+    return {
+        "inference_mode": torch.is_inference_mode_enabled(),
+        "grad_mode": torch.is_grad_enabled(),
+    }
+
+
+def _is_model_thread() -> bool:
+    return threading.current_thread().name.startswith(MODEL_THREAD)
+
+
+def _numbers() -> dict[int, int]:
+    """Return the number of each callable among those of its name, by the id of its counts."""
+    seen: dict[str, int] = {}
+    numbers = {}
+    for counts in SESSION.counts:
+        numbers[id(counts)] = seen.get(counts.name, 0)
+        seen[counts.name] = numbers[id(counts)] + 1
+    return numbers

@@ -1,0 +1,91 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Replays of recorded kinds of calls, with tensors that are made for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from serve_warm.errors import InputError
+from serve_warm.learn.recorded import TENSOR, RecordedCall, arguments_of
+from serve_warm.precompile.recording import find_callables
+
+SEED = 0
+"""Seed of the random values in floating-point tensors."""
+
+
+class ReplayedCall:
+    """Makes one kind of call of a compiled callable, as an input's target."""
+
+    def __init__(self, call: RecordedCall) -> None:
+        self._call = call
+        self.__name__ = call.name
+
+    def __call__(self) -> None:
+        """Call the callables with new tensors.
+
+        Raises:
+            InputError: the application has no such callable, or the call cannot be repeated.
+        """
+        call = self._call
+        if why := call.why_not():
+            raise InputError(f"{call.name} cannot be repeated: {why}", hint="remove it in the plan")
+        found = list(find_callables(call.callable, call.number))
+        if not found:
+            raise InputError(
+                f"the application has compiled no {call.callable} (number {call.number + 1}), "
+                "which the plan names",
+                hint="make a new plan from the traffic of this version: serve-warm plan",
+            )
+        modes = call.modes
+        inference = torch.inference_mode(modes.get("inference_mode", False))
+        with inference, torch.set_grad_enabled(modes.get("grad_mode", False)):
+            for dispatcher in found:
+                args, kwargs = make_arguments(call)
+                dispatcher(*args, **kwargs)
+
+
+def make_arguments(call: RecordedCall) -> tuple[list[Any], dict[str, Any]]:
+    """Return new arguments for a call: the recorded structure, with tensors of its metadata.
+
+    Raises:
+        ValueError: the structure has anything that a recorder never writes.
+    """
+    noise = torch.Generator().manual_seed(SEED)
+    tensors = [make_tensor(each, noise) for each in call.tensors]
+    return arguments_of(call.structure, tensors, _of_torch)
+
+
+def _of_torch(name: str) -> Any:
+    found = getattr(torch, name, None)
+    if found is not torch.Size and not isinstance(found, torch.dtype):
+        raise ValueError(f"torch.{name[:80]} is no dtype")
+    return found
+
+
+def make_tensor(text: str, noise: torch.Generator) -> torch.Tensor:
+    """Return a tensor with this metadata.
+
+    Whole numbers are 0, which is a valid index of any table. Masks are True, because attention to
+    nothing gives NaN. Other numbers are random.
+    """
+    found = TENSOR.fullmatch(text)
+    if found is None:
+        raise InputError(f"a tensor is not described as a recorder would: {text[:80]!r}")
+    dtype = getattr(torch, found["dtype"])
+    sizes, strides = (_numbers(found[each]) for each in ("sizes", "strides"))
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    values = torch.empty(max(extent, 0) if 0 not in sizes else 0, dtype=dtype)
+    if dtype == torch.bool:
+        values.fill_(value=True)
+    elif dtype.is_floating_point or dtype.is_complex:
+        values.copy_(torch.randn(values.shape, generator=noise))
+    else:
+        values.zero_()
+    return values.to(found["device"]).as_strided(sizes, strides)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",") if each.strip()]

@@ -1,0 +1,88 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""On real Ray, with the commands: an untouched application learns its inputs from its traffic."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import ray
+import yaml
+
+if TYPE_CHECKING:
+    from conftest import App, Cluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+
+TARGET = "integration.untouched_scorer:app"
+LENGTHS = (3, 40, 9)
+"""Lengths of texts; the application pads them to 16 and 64."""
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    address = ray.get_runtime_context().gcs_address
+    line = [sys.executable, "-m", "serve_warm.cli", *words, "--address", address]
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+
+
+def deploy(cluster: Cluster, **settings: str) -> App:
+    return cluster.configure(
+        *("serve_warm.app:wrap", "Scorer", None), args={"app": TARGET, **settings}
+    ).ready()
+
+
+def answers(app: App) -> list[Any]:
+    return [app.post(json=[[1] * length] * 2).json() for length in LENGTHS]
+
+
+def test_traffic_a_plan_and_a_build_make_a_start_warm(cluster: Cluster, tmp_path: Path):
+    """Nobody declares an input, and no request ever waits for the compiler."""
+    store, file = tmp_path.as_uri(), tmp_path / "plan.yaml"
+    app = deploy(cluster, artifact=store, on_missing="eager", after_ready="eager")
+    expected, report = answers(app), app.report()
+    planned = command("plan", "--output", str(file))
+    cluster.delete({app.name: app})
+    built = command("build", TARGET, "--store", store, "--plan", str(file))
+    warm = deploy(cluster, artifact=store, on_missing="fail")
+    results, later = answers(warm), warm.report()
+    cluster.delete({warm.name: warm})
+
+    assert (report["verdict"], report["after_ready"]["compiles"]) == ("eager", 0)
+    assert planned.returncode == 0, planned.stderr
+    assert (
+        "2 kinds of calls of integration.untouched_scorer/Scorer, 100% of 3 recorded"
+        in planned.stderr
+    )
+    calls = yaml.safe_load(file.read_text())["calls"]
+    assert [(each["tensors"][0].partition(" strides")[0], each["calls"]) for each in calls] == [
+        ("Tensor int64[2, 64]", 1),
+        ("Tensor int64[2, 16]", 2),
+    ]
+    assert built.returncode == 0, built.stderr
+    assert "2/2 inputs proven" in built.stdout
+    assert (later["verdict"], later["covered"]) == ("full_hit", {"expected": 2, "proven": 2})
+    assert later["learned"] == {"kinds": 2, "proven": 2, "calls": 3, "share": 1.0}
+    for ours, theirs in zip(results, expected, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    assert later["warmup"]["compiler_processes"] == later["after_ready"]["compiles"] == 0
+    assert [each["level"] for each in later["entries"]] == [2, 2]
+
+
+def test_a_build_without_a_plan_says_how_to_get_one(tmp_path: Path):
+    built = command("build", TARGET, "--store", tmp_path.as_uri())
+    assert built.returncode == 1
+    assert "Scorer declares no inputs, and no plan is given" in built.stderr
+    assert "serve-warm plan -o plan.yaml" in built.stderr
+
+
+def test_a_plan_of_a_cluster_without_traffic_says_what_to_do(cluster: Cluster, tmp_path: Path):
+    app = deploy(cluster, artifact=tmp_path.as_uri())
+    planned = command("plan")
+    cluster.delete({app.name: app})
+    assert planned.returncode == 1
+    assert "have recorded no call that can be replayed" in planned.stderr
+    assert "hint: send some traffic first" in planned.stderr

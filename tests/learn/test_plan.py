@@ -1,0 +1,97 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Plans: merged from replicas, written as YAML, read again, and refused if they are damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_warm.errors import ConfigError
+from serve_warm.learn.plan import MOST_BYTES, InputPlan, make_plan, read_plan
+from serve_warm.learn.recorded import RecordedCall
+
+
+def call(size: int, calls: int = 1, structure: str = "t0") -> RecordedCall:
+    tensor = f"Tensor int64[{size}] strides [1] on cpu"
+    return RecordedCall(callable="app.Model", structure=structure, tensors=(tensor,), calls=calls)
+
+
+def test_kinds_of_several_replicas_are_added_up_largest_first():
+    plan = make_plan([call(3, 5), call(64, 1), call(3, 2)], {})
+    assert [(each.tensors, each.calls) for each in plan.calls] == [
+        (call(64).tensors, 1),
+        (call(3).tensors, 7),
+    ]
+    assert (plan.recorded, plan.share) == (8, 1.0)
+
+
+def test_what_cannot_be_replayed_is_left_out_and_counted():
+    plan = make_plan([call(3, 6), call(3, 1, "t0, text=str[9]")], {"an argument is a Cache": 3})
+    assert [each.calls for each in plan.calls] == [6]
+    assert sorted(plan.left_out.values()) == [1, 3]
+    assert (plan.recorded, plan.share) == (10, 0.6)
+
+
+def test_a_plan_of_the_most_frequent_kinds_says_what_it_leaves_out():
+    plan = make_plan([call(3, 90), call(64, 2), call(5, 8)], {}, most=2)
+    assert [each.calls for each in plan.calls] == [8, 90]
+    assert plan.left_out == {"its kind is rarer than those in the plan": 2}
+    assert plan.share == 0.98
+
+
+def test_a_plan_of_nothing_covers_everything():
+    assert make_plan([], {}).share == 1.0
+
+
+@pytest.mark.parametrize("form", ["file", "yaml", "json"])
+def test_a_plan_can_be_read_again(form: str, tmp_path: Path):
+    plan = make_plan([call(3, 5), call(64)], {"a reason": 2}, ["de", "fr"])
+    given = plan.to_yaml()
+    if form == "file":
+        (tmp_path / "plan.yaml").write_text(given)
+        given = str(tmp_path / "plan.yaml")
+    elif form == "json":
+        given = json.dumps(plan.to_json())
+    assert read_plan(given) == plan
+
+
+WRONG: dict[str, Any] = {
+    "no YAML": "calls: [",
+    "a list": [1],
+    "no calls": {"format": 1},
+    "newer": {"format": 2, "calls": []},
+    "half a call": {"format": 1, "calls": [{"callable": "x"}]},
+    "code": {"format": 1, "calls": [{**call(3).to_json(), "structure": "open('x')"}]},
+    "a string": {"format": 1, "calls": [call(3, 1, "str[3]").to_json()]},
+    "no models": {"format": 1, "calls": [], "models": "de"},
+    "a model without an id": {"format": 1, "calls": [], "models": [""]},
+    "left out": {"format": 1, "calls": [], "left_out": [1]},
+    "large": "# " + "x" * MOST_BYTES + "\n",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_damaged_plan_is_refused_with_one_sentence(name: str, tmp_path: Path):
+    given = WRONG[name]
+    file = tmp_path / "plan.yaml"
+    file.write_text(given if isinstance(given, str) else json.dumps(given))
+    with pytest.raises(ConfigError) as caught:
+        read_plan(str(file))
+    assert caught.value.message.startswith(f"plan {file}")
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["missing", "folder"])
+def test_a_file_that_cannot_be_read_is_named(name: str, tmp_path: Path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError, match=f"{name} cannot be read"):
+        read_plan(str(tmp_path / name))
+
+
+def test_an_empty_plan_is_valid():
+    """A reviewer may have removed all calls."""
+    assert read_plan("format: 1\ncalls: []\n") == InputPlan(calls=())

@@ -1,0 +1,250 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The recorder: it counts kinds of calls, keeps nothing of requests, and breaks no call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import serve_warm
+from levels import answered_eagerly, forget_callables, started
+from models import Scaled, scaled_fixture, x  # noqa: F401 - a fixture
+from serve_warm.compiler import evidence
+from serve_warm.learn.recorder import KINDS_KEPT, Recorder
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.facts.names import describe_tensor
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    """Record the calls of this test."""
+    forget_callables()
+    recorder = SESSION.recorder = Recorder()
+    recorder.begin()
+    yield recorder
+    SESSION.recorder = None
+
+
+def compiled(fn: Any) -> Any:
+    return serve_warm.compile(fn, backend="eager", dynamic=False)
+
+
+def shapes(recorder: Recorder) -> dict[str, int]:
+    return {
+        ", ".join(each.tensors).partition(" strides")[0]: each.calls for each in recorder.calls()[0]
+    }
+
+
+def test_calls_are_counted_by_shape(recorder: Recorder):
+    function = compiled(lambda given: given + 1)
+    for size in (3, 4, 3, 3):
+        function(torch.ones(size))
+    assert shapes(recorder) == {"Tensor float32[3]": 3, "Tensor float32[4]": 1}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.ones(3, dtype=torch.float64),
+        torch.ones(6)[::2],
+        torch.ones(1, 3),
+        torch.ones(3, dtype=torch.int64),
+    ],
+    ids=["dtype", "stride", "rank", "integers"],
+)
+def test_what_makes_another_kind(recorder: Recorder, other: torch.Tensor):
+    function = compiled(lambda given: given + 1)
+    function(torch.ones(3))
+    function(other)
+    assert [each.calls for each in recorder.calls()[0]] == [1, 1]
+
+
+def test_numbers_and_modes_are_recorded(recorder: Recorder):
+    function = compiled(lambda given, n, scale=1.0, flags=(): given * n * scale)
+    with torch.inference_mode():
+        function(torch.ones(3), 2, scale=0.5, flags=(True, None))
+    (call,) = recorder.calls()[0]
+    assert call.structure == "t0, 2, scale=0.5, flags=(True, None, )"
+    assert call.modes == {"inference_mode": True, "grad_mode": False}
+    assert call.why_not() == ""
+
+
+def test_strings_of_requests_are_not_recorded(recorder: Recorder):
+    function = compiled(lambda given, text: given + len(text))
+    function(torch.ones(3), "my password is geheim")
+    (call,) = recorder.calls()[0]
+    assert "geheim" not in repr(call.to_json())
+    assert call.why_not() == "an argument is a string of a request, which was not recorded"
+
+
+def test_names_that_come_from_requests_are_not_recorded(recorder: Recorder):
+    function = compiled(lambda given, **options: given + len(options))
+    function(torch.ones(3), **{"my password is geheim": 1})
+    assert "geheim" not in repr(recorder.to_json())
+
+
+def test_nothing_is_recorded_before_recording_begins_or_in_a_replay():
+    forget_callables()
+    recorder = SESSION.recorder = Recorder()
+    function = compiled(lambda given: given + 1)
+    function(torch.ones(3))
+    recorder.begin()
+    with evidence.note_calls() as calls, calls.of_replay():
+        function(torch.ones(4))
+    assert recorder.calls()[0] == []
+    function(torch.ones(3))
+    SESSION.recorder = None
+    assert shapes(recorder) == {"Tensor float32[3]": 1}
+
+
+@torch.inference_mode()
+def test_calls_that_entries_answer_are_counted(scaled: tuple[Path, Any]):
+    """Before and after READY: those before do not count."""
+    folder, _ = scaled
+    model = serve_warm.compile(Scaled().eval(), dynamic=False)
+    with started(folder):
+        recorder = SESSION.recorder = Recorder()
+        for _ in range(3):
+            model(x(), 1.0)
+        recorder.begin()
+        assert recorder.calls()[0] == []
+        for _ in range(5):
+            model(x(), 1.0)
+        SESSION.recorder = None
+    (call,) = recorder.calls()[0]
+    assert (call.structure, call.calls) == ("t0, 1.0", 5)
+
+
+@torch.inference_mode()
+def test_calls_that_no_entry_answers_are_counted_once(scaled: tuple[Path, Any]):
+    """With `after_ready: eager`, no dispatcher counts them."""
+    folder, _ = scaled
+    model = serve_warm.compile(Scaled().eval(), dynamic=False)
+    with started(folder), answered_eagerly():
+        recorder = SESSION.recorder = Recorder()
+        recorder.begin()
+        model(x(), 1.0)
+        for _ in range(4):
+            model(torch.ones(7, 4), 1.0)
+        SESSION.recorder = None
+    assert shapes(recorder) == {"Tensor float32[7, 4]": 4, "Tensor float32[3, 4]": 1}
+
+
+class Odd:
+    """An argument of a class that no entry takes."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("asked")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def cycle() -> list[Any]:
+    made: list[Any] = []
+    made.append(made)
+    return made
+
+
+STRANGE: dict[str, Any] = {
+    "class": Odd(),
+    "generator": (i for i in range(3)),
+    "cycle": cycle(),
+    "deep": None,
+    "nan": float("nan"),
+    "huge": 1 << 5000,
+    "set": {1, 2},
+    "lambda": lambda: 1,
+    "bytes": b"secret",
+    "nested": [torch.ones(2), {"a": (torch.ones(3), {"b": [1, "x"]})}],
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_no_argument_breaks_a_call(name: str, recorder: Recorder):
+    given = STRANGE[name]
+    if name == "deep":
+        given = []
+        for _ in range(2000):
+            given = [given]
+    counts = compiled(lambda tensor, other: tensor)._serve_warm.call_counts
+    for _ in range(3):
+        recorder.note(counts, (torch.ones(3), given), {})
+    for call in recorder.calls()[0]:
+        assert "secret" not in repr(call.to_json())
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(3, 4).T,
+        torch.ones((), dtype=torch.bfloat16),
+        torch.ones(2, 0),
+        torch.ones(1, 3).expand(4, 3),
+    ],
+    ids=["transposed", "scalar", "empty", "expanded"],
+)
+def test_a_tensor_is_described_as_in_signatures(recorder: Recorder, tensor: torch.Tensor):
+    recorder.note(compiled(lambda given: given)._serve_warm.call_counts, (tensor,), {})
+    ((call,), _) = recorder.calls()
+    assert call.tensors == (describe_tensor(tensor),)
+
+
+def test_calls_with_gradients_are_not_recorded(recorder: Recorder):
+    counts = compiled(lambda given: given)._serve_warm.call_counts
+    recorder.note(counts, (torch.ones(3, requires_grad=True),), {})
+    assert recorder.calls() == ([], {"a tensor requires grad": 1})
+
+
+def test_calls_that_cannot_be_recorded_are_counted(recorder: Recorder):
+    """The share of a plan is of all calls."""
+    counts = compiled(lambda given, other: given)._serve_warm.call_counts
+    for _ in range(3):
+        recorder.note(counts, (torch.ones(3), Odd()), {})
+    calls, not_recorded = recorder.calls()
+    assert calls == []
+    ((why, count),) = not_recorded.items()
+    assert ("Odd" in why, count) == (True, 3)
+
+
+def test_a_storm_of_kinds_keeps_those_of_users(recorder: Recorder):
+    """A scanner sends 10,000 sizes between the requests of users."""
+    counts = compiled(lambda given: given)._serve_warm.call_counts
+    for size in range(10_000):
+        recorder.note(counts, (torch.ones(size + 1),), {})
+        for usual in (1, 2, 3):
+            recorder.note(counts, (torch.ones(usual, 2),), {})
+    found = recorder.calls()[0]
+    assert len(found) <= KINDS_KEPT
+    assert [each.calls for each in found[:3]] == [10_000] * 3
+
+
+def test_threads_record_together(recorder: Recorder):
+    function = compiled(lambda given: given + 1)
+    function(torch.ones(1))
+
+    def call() -> None:
+        for size in range(1, 50):
+            recorder.note(function._serve_warm.call_counts, (torch.ones(size),), {})
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(recorder.calls()[0]) == 49
+
+
+def test_equal_classes_are_told_apart_by_number(recorder: Recorder):
+    one, two = (serve_warm.compile(torch.nn.ReLU(), backend="eager") for _ in range(2))
+    one(torch.ones(3))
+    two(torch.ones(4))
+    assert sorted((each.number, each.tensors[0][:18]) for each in recorder.calls()[0]) == [
+        (0, "Tensor float32[3] "),
+        (1, "Tensor float32[4] "),
+    ]

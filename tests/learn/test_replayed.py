@@ -1,0 +1,117 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Replays of recorded calls: the tensors that are made, and the callable that gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import serve_warm
+from levels import forget_callables
+from serve_warm.errors import InputError
+from serve_warm.learn.recorded import RecordedCall
+from serve_warm.learn.recorder import Recorder
+from serve_warm.learn.replayed import ReplayedCall, make_arguments, make_tensor
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.facts.names import describe_tensor
+
+
+@pytest.fixture(autouse=True)
+def recorder() -> Iterator[Recorder]:
+    forget_callables()
+    recorder = SESSION.recorder = Recorder()
+    recorder.begin()
+    yield recorder
+    SESSION.recorder = None
+
+
+TENSORS = {
+    "float": torch.ones(2, 3),
+    "half": torch.ones(2, dtype=torch.bfloat16),
+    "complex": torch.ones(2, dtype=torch.complex64),
+    "integers": torch.full((5,), 7),
+    "mask": torch.tensor([True, False]),
+    "scalar": torch.tensor(1.0),
+    "empty": torch.ones(0, 4),
+    "transposed": torch.ones(3, 4).T,
+    "every second": torch.ones(8)[::2],
+    "expanded": torch.ones(1, 3).expand(4, 3),
+    "channels last": torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_has_the_recorded_metadata(name: str):
+    text = describe_tensor(TENSORS[name])
+    made = make_tensor(text, torch.Generator().manual_seed(0))
+    assert describe_tensor(made) == text
+
+
+def test_values_are_safe_for_indices_and_masks():
+    noise = torch.Generator().manual_seed(0)
+    assert not make_tensor("Tensor int64[4] strides [1] on cpu", noise).any()
+    assert make_tensor("Tensor bool[4] strides [1] on cpu", noise).all()
+    drawn = make_tensor("Tensor float32[64] strides [1] on cpu", noise)
+    assert drawn.std() > 0.5
+
+
+def replayed(function: Any, recorder: Recorder, *calls: tuple[Any, ...]) -> list[RecordedCall]:
+    for args in calls:
+        function(*args)
+    return recorder.calls()[0]
+
+
+def test_a_replay_makes_the_recorded_call(recorder: Recorder):
+    seen: list[Any] = []
+
+    def look(given: torch.Tensor, sizes: Any, *, flag: bool) -> torch.Tensor:
+        seen.append((tuple(given.shape), sizes, flag, torch.is_inference_mode_enabled()))
+        return given + 1
+
+    function = serve_warm.compile(torch.compiler.disable(look), backend="eager")
+    with torch.inference_mode():
+        function(torch.ones(3, 2), [1, 2.5], flag=True)
+    (call,) = recorder.calls()[0]
+    ReplayedCall(call)()
+    assert seen[0] == seen[1] == ((3, 2), [1, 2.5], True, True)
+
+
+def test_a_replay_goes_to_the_callable_with_its_number(recorder: Recorder):
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return given
+
+    layers: list[Any] = [Layer(), Layer()]
+    one, two = (serve_warm.compile(each, backend="eager") for each in layers)
+    one(torch.ones(2))
+    two(torch.ones(3))
+    (of_two,) = [each for each in recorder.calls()[0] if each.number == 1]
+    ReplayedCall(of_two)()
+    assert [int(each.calls) for each in layers] == [1, 2]
+
+
+def test_a_callable_that_is_gone_is_named():
+    call = RecordedCall(
+        callable="app.Gone", structure="t0", tensors=("Tensor int8[] strides [] on cpu",)
+    )
+    with pytest.raises(InputError) as caught:
+        ReplayedCall(call)()
+    assert "has compiled no app.Gone (number 1)" in caught.value.message
+    assert "serve-warm plan" in caught.value.hint
+
+
+def test_a_dtype_that_torch_has_not_is_refused():
+    call = RecordedCall(
+        callable="x", structure="dtype=torch.load", tensors=("Tensor int8[] strides [] on cpu",)
+    )
+    with pytest.raises(ValueError, match=r"torch\.load is no dtype"):
+        make_arguments(call)

@@ -1,0 +1,185 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Starts that replay a plan: proven, partly wrong, without anything to replay, and packed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import serve_warm
+from compiled import double, fresh
+from levels import forget_callables
+from serve_warm.errors import ConfigError, NotProven, WarmupFailed
+from serve_warm.inputs import Input
+from serve_warm.learn.plan import InputPlan
+from serve_warm.learn.recorded import RecordedCall
+from serve_warm.learn.recorder import Recorder
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.report import LearnedCalls, Stage
+from starts import StandIn, failed, offer, process, store_fixture, warm_up  # noqa: F401 - fixtures
+
+
+@pytest.fixture(autouse=True)
+def callables() -> Iterator[None]:
+    forget_callables()
+    yield
+    SESSION.recorder = None
+
+
+class Wrapped(StandIn):
+    """A replica of a wrapped application: it declares nothing."""
+
+    def __init__(self, declared: Any = None) -> None:
+        super().__init__()
+        self.declared = declared
+        self.owner.model = serve_warm.compile(fresh(double), backend="eager", dynamic=False)
+
+    def check(self, inputs: Sequence[Input]) -> None:
+        """Accept the calls of a plan."""
+
+    async def call(self, item: Input) -> None:
+        self.calls.append(item.name)
+        if callable(item.target):
+            await item.target()
+        else:
+            self.owner.model(*item.args)
+
+
+def call(*shape: int, of: str = "compiled.double", **fields: Any) -> RecordedCall:
+    strides = list(torch.ones(shape).stride())
+    text = f"Tensor float32[{', '.join(map(str, shape))}] strides {strides} on cpu"
+    return RecordedCall(callable=of, structure="t0", tensors=(text,), calls=3, **fields)
+
+
+def plan(*calls: RecordedCall) -> str:
+    return json.dumps(InputPlan(calls=calls, left_out={"other": 2}).to_json())
+
+
+def test_the_calls_of_a_plan_are_proven():
+    replica = Wrapped()
+    report = warm_up(replica, plan=plan(call(4), call(3))).report()
+    assert (report.stage, report.covered.expected, report.covered.proven) == (Stage.READY, 2, 2)
+    assert report.learned == LearnedCalls(kinds=2, proven=2, calls=8, share=0.75)
+    assert "learned: 2 of 2 kinds of calls proven at their callables, 75% of 8" in report.text()
+    assert report.degraded == report.narrow == report.unvaried == ()
+    assert report.warmup.compiles == 2
+
+
+def test_declared_inputs_come_first():
+    replica = Wrapped(declared=[Input(target="embed", name="mine", args=(torch.ones(5),))])
+    report = warm_up(replica, plan=plan(call(4))).report()
+    assert report.inputs[0].name == "mine"
+    assert report.covered.proven == 2
+    assert report.learned is not None
+    assert report.learned.kinds == 1
+
+
+def test_equal_names_are_told_apart():
+    """Strides are not part of a name."""
+    replica = Wrapped()
+    other = RecordedCall(
+        callable="compiled.double",
+        structure="t0",
+        tensors=("Tensor float32[4] strides [2] on cpu",),
+    )
+    report = warm_up(replica, plan=plan(call(4), other)).report()
+    assert len({each.name for each in report.inputs}) == 2
+    assert report.covered.proven == 2
+
+
+WRONG = {
+    "gone": call(4, of="app.Gone"),
+    "other number": call(4, number=1),
+    "raises": RecordedCall(
+        callable="compiled.double",
+        structure="t0, t0, 1",
+        tensors=("Tensor float32[2] strides [1] on cpu",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_call_that_cannot_be_made_fails_no_start(name: str):
+    """The plan may be that of an earlier version. The other calls are proven."""
+    report = warm_up(Wrapped(), plan=plan(call(4), WRONG[name])).report()
+    assert (report.stage, report.covered.proven) == (Stage.READY, 1)
+    (left_out,) = [each for each in report.inputs if not each.proven]
+    assert left_out.left_out
+    assert "left out, because it raised" in left_out.note
+    assert any("1 of 2 inputs are not proven warm" in each for each in report.degraded)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_build_refuses_such_a_plan(name: str):
+    error, _, _ = failed(NotProven, Wrapped(), plan=plan(call(4), WRONG[name]), on_unproven="fail")
+    assert "left out, because it raised" in error.message
+
+
+def test_a_plan_that_is_damaged_fails_a_build_with_a_sentence():
+    error, _, _ = failed(ConfigError, Wrapped(), plan='{"format": 9, "calls": []}')
+    assert "has format 9" in error.message
+
+
+def test_without_anything_to_replay_a_start_says_so():
+    """It serves as without serve_warm, and compiles at the first calls."""
+    replica = Wrapped()
+    report = warm_up(replica).report()
+    assert (report.stage, report.covered.expected) == (Stage.READY, 0)
+    assert not report.nothing_compiles
+    (warning,) = report.warnings
+    assert warning.startswith("nothing is replayed or proven")
+    assert torch.equal(replica.owner.model(torch.ones(2)), double(torch.ones(2)))
+
+
+def test_without_anything_to_replay_an_eager_start_answers_eagerly(store: Any):
+    replica = Wrapped()
+    start = warm_up(replica, artifact=store.uri, on_missing="eager")
+    replica.owner.model(torch.ones(2))
+    report = start.report()
+    assert report.uncompiled
+    assert [each.reason.value for each in report.eager_calls] == ["no_artifact"]
+
+
+def test_there_is_nothing_to_pack_without_inputs():
+    start = warm_up(Wrapped())
+    with pytest.raises(WarmupFailed, match="nothing was replayed"):
+        asyncio.run(start.pack())
+
+
+def test_an_artifact_carries_the_plan_of_its_build(store: Any):
+    """A start finds it there, and not one line about it is in the settings."""
+    replica = Wrapped()
+    start = warm_up(replica, plan=plan(call(4), call(3)))
+    _, facts = asyncio.run(start.pack())
+    assert facts["plan"] == json.loads(plan(call(4), call(3)))
+    offer(store, replica, facts={"plan": facts["plan"]})
+    forget_callables()
+    report = warm_up(Wrapped(), artifact=store.uri, on_missing="fail").report()
+    assert report.covered.proven == 2
+    assert report.learned == LearnedCalls(kinds=2, proven=2, calls=8, share=0.75)
+
+
+@pytest.mark.parametrize("fact", [{"format": 9, "calls": []}, "text", [1], {"format": 1}])
+def test_a_plan_that_a_newer_build_wrote_fails_no_start(store: Any, fact: Any):
+    replica = Wrapped([Input(target="embed", name="mine", args=(torch.ones(5),))])
+    offer(store, replica, facts={"plan": fact})
+    report = warm_up(replica, artifact=store.uri, on_missing="fail").report()
+    assert (report.stage, report.covered.proven) == (Stage.READY, 1)
+    assert any("the plan in the artifact" in each for each in report.warnings)
+
+
+def test_a_replica_records_the_traffic_after_ready(tmp_path: Path):
+    replica = Wrapped()
+    warm_up(replica, plan=plan(call(4)), record="signatures")
+    for size in (4, 4, 6):
+        replica.owner.model(torch.ones(size))
+    recorder = SESSION.recorder
+    assert isinstance(recorder, Recorder)
+    assert sorted(each.calls for each in recorder.calls()[0]) == [1, 2]
