@@ -130,8 +130,8 @@ class WarmupConfig(_ClosedModel):
     on_missing: Literal["compile", "eager", "fail"] = "compile"
     """What to do if no variant fits, or the store is empty or cannot be reached. `compile` compiles
     everything before READY, and needs a C++ compiler. `eager` replays the inputs once without
-    compiling, and then serves your uncompiled code. With `fail` the replica does not become ready.
-    """
+    compiling, and then serves your uncompiled code; beside an artifact's entries, it does the same
+    with calls that have none. With `fail` the replica does not become ready."""
 
     on_refused: Literal["compile", "eager", "fail"] = "compile"
     """What to do if an artifact is refused. The values are those of `on_missing`. `fail` also

@@ -276,6 +276,8 @@ class EagerReason(str, Enum):
     """It differs from the declared inputs in structure, sizes, values or settings of torch."""
     CHANGED = "changed"
     """The application changed or replaced the object after it was proven."""
+    NO_ENTRY = "no_entry"
+    """The artifact has entries, but none for this call, and `on_missing` is `eager`."""
     NO_ARTIFACT = "no_artifact"
     """The start had no artifact that fits and that is trusted, and the policy is `eager`."""
 

@@ -149,6 +149,10 @@ class EagerRecord:
         ]
 
 
+def _never() -> bool:
+    return False
+
+
 class EagerAnswers:
     """Decides which calls run eagerly, and records them.
 
@@ -166,10 +170,15 @@ class EagerAnswers:
         *,
         replayed: EagerRecord,
         takes: Callable[[], bool] = lambda: True,
+        only_beside_entries: bool = False,
         on_new: Callable[[str, str, EagerKind], None] = lambda *_: None,
         no_memory: Callable[[str, float], BaseException] | None = None,
     ) -> None:
         self.takes = takes
+        """Whether a call that has no compiled code and that comes now runs eagerly."""
+        self.takes_in_torch: Callable[[], bool] = _never if only_beside_entries else takes
+        """The same for calls of torch.compile's own code, and of callables without any entries."""
+        self.only_beside_entries = only_beside_entries
         self._replayed = replayed
         self._record = record
         self._reason = reason

@@ -43,6 +43,10 @@ class Replayed:
 _marked: ContextVar[Replayed | None] = ContextVar("serve_warm_replayed", default=None)
 
 
+NO_ENTRY = "the artifact has no entry for a call, and on_missing is 'eager'"
+"""Why an input is not proven whose calls run eagerly beside the entries of an artifact."""
+
+
 class CompiledCalls:
     """Records the compiled calls that any thread makes. Only one replay runs at a time."""
 

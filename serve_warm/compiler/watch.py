@@ -230,7 +230,7 @@ class _WatchedCallback:
     def __call__(self, frame: Any, *args: Any) -> Any:
         callback, seen = self._torchdynamo_orig_backend, self._seen
         answers = eager_calls.answers
-        if answers is not None and answers.takes() and dynamo.would_compile(frame):
+        if answers is not None and answers.takes_in_torch() and dynamo.would_compile(frame):
             _note_eager(seen, answers, frame, callback)
             return _skip_once()
         # After READY, a user must be told which guard of which variant matters.
@@ -442,7 +442,7 @@ def _watch_callbacks(seen: CompileCounter, original: Callable[[Any], Any]) -> Ca
             calls.enter(find_switch() if chosen is None or chosen is False else "")
         if chosen is not callback:
             answers = eager_calls.answers
-            if answers is not None and chosen and answers.takes():
+            if answers is not None and chosen and answers.takes_in_torch():
                 return _Eager(callback, seen, answers)
             if calls is None and seen.on_event is not None and not chosen:
                 seen.note_stance(find_switch())

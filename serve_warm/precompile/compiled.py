@@ -338,7 +338,7 @@ class _WhenCalled:
     def __call__(self, *args: object, **kwargs: object) -> object:
         compiled, answers = self._compiled, eager_calls.answers
         if compiled is None:
-            if answers is not None and answers.takes():
+            if answers is not None and answers.takes_in_torch():
                 name, why = name_of(self.target), evidence.why_below
                 return eager_calls.answer(answers, name, self.target, args, kwargs, why=why)
             compiled = self.get_compiled()

@@ -240,6 +240,8 @@ class Dispatcher(HandedOver):
             return self._settling.run(args, kwargs)
         if fn is None:
             if answers is not None:
+                if answers.only_beside_entries and evidence.current is not None:
+                    evidence.current.enter(evidence.NO_ENTRY)
                 reason = EagerReason.CHANGED if binding.unfit and not binding.entries else None
                 return eager_calls.answer(
                     answers, self.name, self.callee, args, kwargs, why=lambda: use[2], reason=reason
@@ -263,6 +265,8 @@ class Dispatcher(HandedOver):
         """
         answers = eager_calls.answers
         if answers is None or self.first_calls.have_run or not answers.takes():
+            return None
+        if answers.only_beside_entries and SESSION.active is None:
             return None
         return answers
 

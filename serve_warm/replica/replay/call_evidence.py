@@ -103,7 +103,12 @@ class CallEvidence:
         for item in progress.inputs:
             replayed = self.of_last_pass.get(item.name, Replayed())
             switch = whole or replayed.switch
-            if switch and not replayed.own and item.name not in progress.left_out:
+            if item.name in progress.left_out or not switch:
+                continue
+            if switch == evidence.NO_ENTRY:  # other calls of this input may have entries
+                progress.proven.discard(item.name)
+                progress.unproven[item.name] = f"runs eagerly: {switch}"
+            elif not replayed.own:
                 progress.proven.discard(item.name)
                 progress.unproven[item.name] = f"runs eagerly, and nothing is compiled: {switch}"
 

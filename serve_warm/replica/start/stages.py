@@ -193,6 +193,8 @@ class Warmup:
             if loaded.is_eager:
                 await self._run_eagerly(deadline)
                 return
+            if self._config.on_missing == "eager" and SESSION.loaded is not None:
+                self._answer_eagerly(EagerReason.NO_ENTRY, only_beside_entries=True)
             self._prepared = prepared = await proof.add_health_check(prepared, deadline)
             try:
                 await proof.replay_and_compare(prepared, deadline)
@@ -258,12 +260,13 @@ class Warmup:
             self._prepared, deadline, has_run=lambda: not self._replayed.is_empty
         )
 
-    def _answer_eagerly(self, reason: EagerReason) -> None:
+    def _answer_eagerly(self, reason: EagerReason, *, only_beside_entries: bool = False) -> None:
         eager_calls.answer_from_now_on(
             EagerAnswers(
                 self.journal.eager_record,
                 reason,
                 replayed=self._replayed,
+                only_beside_entries=only_beside_entries,
                 on_new=self._note_eager_call,
                 no_memory=self._replica.no_memory,
             )

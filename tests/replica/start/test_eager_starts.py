@@ -4,15 +4,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Iterator
 
+import pytest
 import torch
 
+import serve_warm
 from compiled import compiled, double
+from levels import forget_callables
 from serve_warm.compiler import eager_calls
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ReplayFailed
 from serve_warm.inputs import Input
+from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stores.local import LocalStore
 from starts import (  # noqa: F401 - fixtures
@@ -109,8 +115,70 @@ def test_forbid_has_nothing_to_forbid_in_an_eager_replica(store: LocalStore):
     assert torch.equal(replica.owner.model(torch.ones(7)), 2 * torch.ones(7) + 1)
 
 
-def test_the_replica_goes_on_compiling_with_an_artifact(store: LocalStore):
-    """The policy is for starts without one."""
+class Partial(StandIn):
+    """Has a compiled layer, whose calls of `sizes` rows are declared."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        forget_callables()
+        torch.manual_seed(0)
+        layer = serve_warm.compile(torch.nn.Linear(4, 4).eval(), dynamic=False)
+        self.owner.layer = layer  # type: ignore[attr-defined]
+
+        def model(given: torch.Tensor) -> torch.Tensor:
+            with torch.inference_mode():
+                return layer(given.view(-1, 1).expand(-1, 4).contiguous())
+
+        self.owner.model = model
+
+
+@pytest.fixture
+def no_entries() -> Iterator[None]:
+    """Forget the entries that a start of this test loads."""
+    yield
+    SESSION.unload()
+    forget_callables()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_entries")
+def test_a_partial_artifact_answers_what_it_has_and_the_rest_runs_eagerly(store: LocalStore):
+    """Nothing is compiled, neither before READY nor after it."""
+    built = Partial(3)
+    parts, _ = asyncio.run(warm_up(built).pack())
+    offer(store, built, {"precompiled": parts["precompiled"]})
+    replica, before = Partial(3, 5), watch_process().counts()
+    start = warm_up(replica, artifact=store.uri, on_missing="eager")
+    report = start.report()
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.PARTIAL)
+    assert {each.name: each.proven for each in report.inputs} == {"size 3": True, "size 5": False}
+    assert report.inputs[0].note == (
+        "runs eagerly: the artifact has no entry for a call, and on_missing is 'eager'"
+    )
+    assert (report.uncompiled, report.eager_calls) == (False, ())
+
+    results = [replica.owner.model(torch.ones(size)) for size in (3, 5, 7)]
+    expected = built.owner.layer._orig_mod(torch.ones(7, 4))  # type: ignore[attr-defined]
+    for result in results:
+        assert torch.allclose(result, expected[: len(result)])
+    assert (watch_process().counts() - before).quiet
+    found = start.report().eager_calls
+    assert sorted((each.reason.value, each.calls) for each in found) == [("no_entry", 1)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_entries")
+def test_other_policies_compile_what_a_partial_artifact_lacks(store: LocalStore):
+    built = Partial(3)
+    parts, _ = asyncio.run(warm_up(built).pack())
+    offer(store, built, {"precompiled": parts["precompiled"]})
+    report = warm_up(Partial(3, 5), artifact=store.uri).report()
+    assert (report.verdict, report.covered.proven) == (Verdict.PARTIAL, 2)
+    assert report.warmup.compiles == 1
+
+
+def test_an_artifact_without_entries_goes_on_compiling(store: LocalStore):
+    """Dynamo runs in any case then, and torch's cache has the code."""
     replica = StandIn()
     offer(store, replica)
     report = warm_up(replica, artifact=store.uri, on_missing="eager").report()
