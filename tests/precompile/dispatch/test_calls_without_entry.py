@@ -168,6 +168,39 @@ def test_a_call_with_an_entry_does_not_wait_for_an_eager_one(tmp_path: Path):
     assert [seen.calls for seen in record.calls()] == [1]
 
 
+class Stack(nn.Module):
+    """Two equal blocks, which `compile_regions` compiles, and a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            given = block(given)
+        return given
+
+    @serve_warm.compile(backend="eager")
+    def doubled(self, given: torch.Tensor) -> torch.Tensor:
+        return 2 * given
+
+
+@torch.inference_mode()
+def test_regions_and_methods_run_eagerly_under_their_own_names():
+    """Also without any entries."""
+    model = Stack().eval()
+    expected = model(torch.ones(2, 4))
+    serve_warm.compile_regions(model, ["Linear"], backend="eager")
+    with answered_eagerly() as record:
+        assert torch.equal(model(torch.ones(2, 4)), expected)
+        assert torch.equal(model.doubled(torch.ones(3)), torch.full((3,), 2.0))
+    found = {each.callable: each.calls for each in record.calls()}
+    assert found == {
+        "torch.nn.modules.linear.Linear": 2,
+        f"{__name__}.Stack.doubled": 1,
+    }
+
+
 @pytest.fixture
 def cached_model(tmp_path: Path) -> tuple[Any, Path]:
     model = serve_warm.compile(Cache(), dynamic=False)
