@@ -152,6 +152,7 @@ bench: $(READY)
 	$(BIN)/python tests/benchmarks/bench_call.py | tee $(RESULTS)/call.json
 	$(BIN)/python tests/benchmarks/bench_changes.py | tee $(RESULTS)/changes.json
 	$(BIN)/python tests/benchmarks/bench_eager.py --json $(RESULTS)/eager.json
+	$(BIN)/python tests/benchmarks/bench_learn.py --json $(RESULTS)/learn.json
 	$(BIN)/python tests/benchmarks/bench_startup.py --repeats $(STARTUP_REPEATS) \
 	  --json build/bench.json --json $(RESULTS)/startup.json --picture docs/startup.svg
 	$(BIN)/python tests/benchmarks/figures.py

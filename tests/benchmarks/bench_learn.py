@@ -26,6 +26,7 @@ import itertools
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -44,9 +45,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PATHS = os.pathsep.join((str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")))
 """Where replicas and builds find the applications."""
-
-PORT = 8837
-"""Port of HTTP; the next one is that of gRPC."""
 
 NAME = "zero"
 """Name of the application in Serve."""
@@ -87,18 +85,33 @@ def cluster(app: App) -> Iterator[Cluster]:
         runtime_env={"env_vars": environment},
     )
     try:
-        grpc = gRPCOptions(port=PORT + 1, grpc_servicer_functions=list(GRPC))
-        serve.start(http_options={"port": PORT}, grpc_options=grpc if app.over_grpc else None)
-        yield Cluster(app)
+        port = free_ports()
+        grpc = gRPCOptions(port=port + 1, grpc_servicer_functions=list(GRPC))
+        serve.start(http_options={"port": port}, grpc_options=grpc if app.over_grpc else None)
+        yield Cluster(app, port)
     finally:
         ray.shutdown()  # ends the cluster, and all that runs on it
+
+
+def free_ports() -> int:
+    """Return a free port. The next one is free too, and is that of gRPC."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
 
 
 class Cluster:
     """A Ray cluster with one application."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, port: int) -> None:
         self._app = app
+        self._port = port
 
     def run(self, bound: Any) -> None:
         """Deploy the application."""
@@ -108,7 +121,7 @@ class Cluster:
 
     def ask(self, number: int) -> bytes:
         """Return the answer to the request with this number."""
-        return send(self._app, self._app.requests[number], port=PORT, name=NAME)
+        return send(self._app, self._app.requests[number], port=self._port, name=NAME)
 
     def traffic(self, count: int) -> list[tuple[int, bytes | str]]:
         """Send requests of all kinds with several clients.
