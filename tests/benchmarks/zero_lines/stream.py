@@ -37,9 +37,9 @@ class Decoder:
         self.model = LlamaForCausalLM(config).eval()
 
     @torch.compile(fullgraph=True, dynamic=False)
-    def next_token(self, ids: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+    def next_token(self, ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         logits = self.model(input_ids=ids, use_cache=False).logits
-        return logits[0].index_select(0, end - 1).argmax(-1)
+        return logits[0].index_select(0, last).argmax(-1)
 
 
 @serve.deployment(max_ongoing_requests=16)
@@ -57,7 +57,7 @@ class Chatbot:
         try:
             with torch.inference_mode():
                 for end in range(len(text), len(text) + NEW):
-                    token = int(self.decoder.next_token(ids, torch.tensor([end])))
+                    token = int(self.decoder.next_token(ids, torch.tensor([end - 1])))
                     ids[0, end] = token
                     answer.put(f"{token} ")
         finally:
