@@ -84,7 +84,7 @@ def load_pipeline() -> StableDiffusionPipeline:
     return pipe
 
 
-@serve.deployment
+@serve.deployment(max_ongoing_requests=1)  # a scheduler keeps the step of one image
 class StableDiffusion:
     def __init__(self):
         self.pipe = load_pipeline()
