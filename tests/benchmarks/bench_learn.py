@@ -329,6 +329,8 @@ def measure(name: str) -> dict[str, Any]:
             file = plan.pop("file")
             if file is not None:
                 plan.update(build(name, store, deployment, file))
+                if "build_error" in plan:  # the start would only show that nothing was built
+                    raise RuntimeError(f"{name}: {plan['build_error']}")
         replayed = apart(replay, name, store, right)
     reports = replayed["reports"]
     verdicts = {reports[each]["verdict"] for each in plans}
