@@ -42,7 +42,8 @@ class RecordedCall:
     tensors: tuple[str, ...]
     """Metadata of each tensor."""
     modes: Mapping[str, bool] = field(default_factory=dict)
-    """Whether `inference_mode` and `grad_mode` were on."""
+    """Whether `inference_mode` and `grad_mode` were on, and whether a tensor was made in inference
+    mode (`inference_tensors`): torch's guards tell such tensors apart."""
     on_model_thread: bool = False
     """Whether the replica's model thread made the call."""
     calls: int = 0

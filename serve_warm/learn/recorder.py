@@ -114,6 +114,7 @@ class Recorder:
             key = (
                 id(counts),
                 torch.is_inference_mode_enabled(),
+                torch.is_grad_enabled(),
                 *map(_key, args),
                 *((name, _key(value)) for name, value in kwargs.items()),
             )
@@ -122,15 +123,18 @@ class Recorder:
                 if evidence.is_replay():
                     return
                 kept = tuple(map(_keep, args)), _keep(dict(kwargs))
-                kind = self._add(key, _Kind(counts, kept, _modes(), _is_model_thread()))
+                modes = _modes(_has_inference_tensor(args) or _has_inference_tensor(kwargs))
+                kind = self._add(key, _Kind(counts, kept, modes, _is_model_thread()))
             kind.calls += 1
         except (TypeError, RuntimeError):  # a nested tensor, or a list that contains itself
             self._strange += 1
 
-    def note_kind(self, counts: CallCounts, signature: Signature) -> None:
+    def note_kind(
+        self, counts: CallCounts, signature: Signature, tensors: Sequence[torch.Tensor]
+    ) -> None:
         """Record a kind of calls that the dispatcher counts."""
-        modes = _modes()
-        key = (id(counts), modes["inference_mode"], signature)
+        modes = _modes(_has_inference_tensor(tensors))
+        key = (id(counts), *modes.values(), signature)
         if key not in self._kinds:
             self._add(key, _Kind(counts, signature, modes, _is_model_thread()))
 
@@ -182,7 +186,7 @@ class Recorder:
 
 def _key(value: Any) -> object:
     if type(value) is torch.Tensor:
-        return value.shape, value.dtype, value.stride()
+        return value.shape, value.dtype, value.stride(), value.is_inference()
     if type(value) is list or type(value) is tuple:
         return type(value), *map(_key, value)
     if type(value) is dict:
@@ -257,8 +261,17 @@ def _as_argument(kept: Any, tensors: list[_Tensor]) -> Any:
     return kept
 
 
-def _modes() -> dict[str, bool]:
+def _has_inference_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_inference()
+    if isinstance(value, dict):
+        return any(map(_has_inference_tensor, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(_has_inference_tensor, value))
+
+
+def _modes(has_inference_tensor: bool) -> dict[str, bool]:  # noqa: FBT001 - one of three modes
     return {
+        "inference_tensors": has_inference_tensor,
         "inference_mode": torch.is_inference_mode_enabled(),
         "grad_mode": torch.is_grad_enabled(),
     }

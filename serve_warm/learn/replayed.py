@@ -40,10 +40,11 @@ class ReplayedCall:
                 hint="make a new plan from the traffic of this version: serve-warm plan",
             )
         modes = call.modes
-        inference = torch.inference_mode(modes.get("inference_mode", False))
-        with inference, torch.set_grad_enabled(modes.get("grad_mode", False)):
-            for dispatcher in found:
+        for dispatcher in found:
+            with torch.inference_mode(modes.get("inference_tensors", False)):
                 args, kwargs = make_arguments(call)
+            inference = torch.inference_mode(modes.get("inference_mode", False))
+            with inference, torch.set_grad_enabled(modes.get("grad_mode", False)):
                 dispatcher(*args, **kwargs)
 
 

@@ -71,8 +71,31 @@ def test_numbers_and_modes_are_recorded(recorder: Recorder):
         function(torch.ones(3), 2, scale=0.5, flags=(True, None))
     (call,) = recorder.calls()[0]
     assert call.structure == "t0, 2, scale=0.5, flags=(True, None, )"
-    assert call.modes == {"inference_mode": True, "grad_mode": False}
+    assert call.modes == {
+        "inference_tensors": True,
+        "inference_mode": True,
+        "grad_mode": False,
+    }
     assert call.why_not() == ""
+
+
+def test_modes_and_where_a_tensor_was_made_are_told_apart(recorder: Recorder):
+    """Torch's guards tell them apart, so each has code of its own."""
+    function = compiled(lambda given: given + 1)
+    outside = torch.ones(3)
+    with torch.inference_mode():
+        function(outside)
+        function(torch.ones(3))
+    with torch.no_grad():
+        function(outside)
+    function(outside)
+    found = [tuple(each.modes.values()) for each in recorder.calls()[0]]
+    assert sorted(found) == [
+        (False, False, False),
+        (False, False, True),
+        (False, True, False),
+        (True, True, False),
+    ]
 
 
 def test_strings_of_requests_are_not_recorded(recorder: Recorder):

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import serve_warm
+from compiled import double, fresh
 from levels import forget_callables
+from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import InputError
 from serve_warm.learn.recorded import RecordedCall
 from serve_warm.learn.recorder import Recorder
@@ -78,6 +80,23 @@ def test_a_replay_makes_the_recorded_call(recorder: Recorder):
     (call,) = recorder.calls()[0]
     ReplayedCall(call)()
     assert seen[0] == seen[1] == ((3, 2), [1, 2.5], True, True)
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_replay_compiles_what_traffic_needs(recorder: Recorder, is_inside: bool):
+    """A tensor that was made in inference mode has other guards than one that was not."""
+    function = serve_warm.compile(fresh(double), backend="eager", dynamic=False)
+    given = torch.ones(3)
+    with torch.inference_mode():
+        if is_inside:
+            given = torch.ones(3)
+        function(given)
+        (call,) = recorder.calls()[0]
+        torch._dynamo.reset()
+        ReplayedCall(call)()
+        before = watch_process().counts()
+        function(given)
+    assert (watch_process().counts() - before).compiles == 0
 
 
 def test_a_replay_goes_to_the_callable_with_its_number(recorder: Recorder):

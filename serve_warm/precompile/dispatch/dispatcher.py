@@ -297,7 +297,7 @@ class Dispatcher(HandedOver):
             known = None if building else binding.known
             signature, tensors = call_signature.describe(args, kwargs, known=known)
             call = str(signature)
-            self._record_kind(signature)
+            self._record_kind(signature, tensors)
             state = call_signature.state()
             entry, fn, order = self._find(binding, table, signature, state, tensors, args, kwargs)
         except NotYet:
@@ -335,10 +335,10 @@ class Dispatcher(HandedOver):
         if SESSION.recorder is not None:
             SESSION.recorder.note(self.call_counts, args, kwargs)
 
-    def _record_kind(self, signature: Signature) -> None:
+    def _record_kind(self, signature: Signature, tensors: Sequence[torch.Tensor]) -> None:
         """Record a kind of calls that are counted here."""
         if SESSION.recorder is not None and SESSION.being_built is None:
-            SESSION.recorder.note_kind(self.call_counts, signature)
+            SESSION.recorder.note_kind(self.call_counts, signature, tensors)
 
     def _find(  # noqa: PLR0917 - called once, with all that the caller knows
         self,

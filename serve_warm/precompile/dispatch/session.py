@@ -137,7 +137,9 @@ class CallRecorder(Protocol):
     ) -> None:
         """Count a call that the dispatcher does not count."""
 
-    def note_kind(self, counts: CallCounts, signature: Signature) -> None:
+    def note_kind(
+        self, counts: CallCounts, signature: Signature, tensors: Sequence[torch.Tensor]
+    ) -> None:
         """Record a kind of calls that the dispatcher counts."""
 
 
