@@ -505,6 +505,7 @@ PRIVATE_WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "node_server.server": (("_thread",), "documented; `threading` would wait for each new thread"),
     "precompile.builders.cpp": (("__attribute__", "__visibility__"), "C++"),
     "precompile.facts.names": (("__entries",), "the members of an enumeration of pybind11"),
+    "builder.app": (("__root__",), "pydantic 1 names a section as a whole so"),
     "precompile.trace.torch_functions": (("__r",), "the begin of Python's `__radd__` and others"),
     "stores.bucket_answers": (("_ALLOW_HTTP",), "the end of an environment variable"),
     "stores.hub_client": (("_http",), "a logger of huggingface_hub, which only this module uses"),
