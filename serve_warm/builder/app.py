@@ -14,7 +14,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -418,7 +417,7 @@ def _imports_serve_warm(module: str) -> bool:
     """Return whether the source of a module, which is not imported here, imports serve_warm."""
     try:
         spec = importlib.util.find_spec(module)
-        source = Path(spec.origin).read_bytes() if spec is not None and spec.origin else b""
+        source = read_regular(spec.origin) if spec is not None and spec.origin else b""
         nodes = list(ast.walk(ast.parse(source)))
     except (ImportError, OSError, SyntaxError, ValueError):
         return True  # the import will say what is wrong

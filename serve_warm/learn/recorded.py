@@ -14,6 +14,7 @@ from dataclasses import field
 from typing import Any
 
 from serve_warm._records import record
+from serve_warm._redaction import excerpt
 from serve_warm.errors import ConfigError
 
 TENSOR = re.compile(
@@ -24,6 +25,9 @@ TENSOR = re.compile(
 
 HIDDEN = re.compile(r"\bstr\[\d+\]")
 """Stands for a string of a request in the structure of a call."""
+
+SHOWN = 120
+"""Maximum number of characters that an error shows of a plan."""
 
 LONGEST = 1 << 16
 """Maximum number of characters of a structure."""
@@ -67,7 +71,7 @@ class RecordedCall:
             return "an argument is a string of a request, which was not recorded"
         for each in self.tensors:
             if not TENSOR.fullmatch(each):
-                return f"a tensor is not described as a recorder would: {each[:80]!r}"
+                return f"a tensor is not described as a recorder would: {excerpt(each, SHOWN)!r}"
         try:
             arguments_of(
                 self.structure, self.tensors, lambda name: tuple if name == "Size" else name
@@ -115,7 +119,7 @@ class RecordedCall:
         )
         if not is_right:
             raise ConfigError(
-                f"a recorded call is not complete: {str(dict(data))[:200]}",
+                f"a recorded call is not complete: {excerpt(str(dict(data)), SHOWN)}",
                 hint="it needs callable and structure (texts) and tensors (a list of texts)",
             )
         return cls(
@@ -139,7 +143,7 @@ def arguments_of(
     Raises:
         ValueError: the structure has anything that a recorder never writes.
     """
-    wrong = f"the structure is not the arguments of a call: {structure[:80]!r}"
+    wrong = f"the structure is not the arguments of a call: {excerpt(structure, SHOWN)!r}"
     try:
         call: Any = ast.parse(f"f({structure})", mode="eval").body
     except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
@@ -203,5 +207,5 @@ class _Values(ast.NodeVisitor):
 
     def generic_visit(self, node: ast.AST) -> Any:
         raise ValueError(
-            f"the structure has {ast.unparse(node)[:80]!r}, which is no recorded value"
+            f"the structure has {excerpt(ast.unparse(node), SHOWN)!r}, which is no recorded value"
         )

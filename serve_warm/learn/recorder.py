@@ -180,7 +180,8 @@ class Recorder:
         with self._lock:
             if len(self._kinds) >= KINDS_KEPT:
                 by_calls = sorted(self._kinds.items(), key=lambda item: -item[1].total())
-                self._kinds = dict(by_calls[: KINDS_KEPT // 2])
+                kept = KINDS_KEPT // 2
+                self._kinds = dict(by_calls[:kept])
             return self._kinds.setdefault(key, kind)
 
 

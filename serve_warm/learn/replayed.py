@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from serve_warm._redaction import excerpt
 from serve_warm.errors import InputError
-from serve_warm.learn.recorded import TENSOR, RecordedCall, arguments_of
+from serve_warm.learn.recorded import SHOWN, TENSOR, RecordedCall, arguments_of
 from serve_warm.precompile.recording import find_callables
 
 SEED = 0
@@ -62,7 +63,7 @@ def make_arguments(call: RecordedCall) -> tuple[list[Any], dict[str, Any]]:
 def _of_torch(name: str) -> Any:
     found = getattr(torch, name, None)
     if found is not torch.Size and not isinstance(found, torch.dtype):
-        raise ValueError(f"torch.{name[:80]} is no dtype")
+        raise ValueError(f"torch.{excerpt(name, SHOWN)} is no dtype")
     return found
 
 
@@ -74,7 +75,7 @@ def make_tensor(text: str, noise: torch.Generator) -> torch.Tensor:
     """
     found = TENSOR.fullmatch(text)
     if found is None:
-        raise InputError(f"a tensor is not described as a recorder would: {text[:80]!r}")
+        raise InputError(f"a tensor is not described as a recorder would: {excerpt(text, SHOWN)!r}")
     dtype = getattr(torch, found["dtype"])
     sizes, strides = (_numbers(found[each]) for each in ("sizes", "strides"))
     extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))

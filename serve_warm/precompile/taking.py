@@ -80,15 +80,15 @@ def compile_taken() -> Iterator[None]:
     """Give entries to what is compiled in the block, as the import of an application does."""
     import torch  # noqa: F401 - what is taken
 
-    changes = [Change(name, wrap) for name, wrap in _REPLACEMENTS.items()]
+    changes = [Change("compile", _wrap_compile), Change("Module.compile", _wrap_module_compile)]
     with patches.replaced([] if TAKEN.is_for_process else changes):
         yield
 
 
 def _take(_: ModuleType) -> None:
     TAKEN.is_for_process = True
-    for name, wrap in _REPLACEMENTS.items():
-        patches.replace(name, wrap)
+    patches.replace("compile", _wrap_compile)
+    patches.replace("Module.compile", _wrap_module_compile)
 
 
 def _wrap_compile(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,12 +122,6 @@ def _wrap_module_compile(stock: Callable[..., Any]) -> Callable[..., Any]:
         return compile_in_place(self, arguments)
 
     return compile
-
-
-_REPLACEMENTS: Mapping[str, patches.Wrap] = {
-    "compile": _wrap_compile,
-    "Module.compile": _wrap_module_compile,
-}
 
 
 def _is_called_by_library() -> bool:

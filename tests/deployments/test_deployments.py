@@ -227,7 +227,10 @@ def test_serve_yaml_is_one_that_serve_and_build_take(path, monkeypatch):
     assert isinstance(getattr(importlib.import_module(module), name), Application)
     assert [d.name for d in application.deployments] == [app.deployment]
     options = app.overrides[app.deployment]
-    assert options["user_config"] == {"warmup": {"artifact": "./artifacts"}}
+    settings = {"artifact": "./artifacts"}
+    if path.parent.name == "scorer":  # the README's, in which nobody waits for the compiler
+        settings |= {"on_missing": "eager", "after_ready": "eager"}
+    assert options["user_config"] == {"warmup": settings}
 
 
 @pytest.mark.parametrize("path", GPU_CONFIGS, ids=lambda path: path.parent.name)
