@@ -85,22 +85,30 @@ def wrap_application(bound: Any, *, settings: Mapping[str, Any], to_compile: Nam
     from serve_warm.private_apis.ray_serve import map_deployments
 
     config, names = configure(settings), list[str]()
+    by_name = to_compile if isinstance(to_compile, Mapping) else {}
+    for_all = () if isinstance(to_compile, Mapping) else to_compile
 
     def change(deployment: Any) -> Any:
-        name = str(deployment.name)
+        name, found = str(deployment.name), deployment.func_or_class
         names.append(name)
-        own = to_compile.get(name, ()) if isinstance(to_compile, Mapping) else to_compile
-        new = _wrapped(name, deployment.func_or_class, config, own)
+        own = by_name.get(name, for_all)
+        new = _wrapped(name, found, config, own)
+        if own and (new is None or not inspect.isclass(found)):
+            raise ConfigError(
+                f"`compile` names attributes of {name}, which is a function or stays as it is",
+                hint="name attributes of classes that are wrapped",
+            )
         return deployment if new is None else deployment.options(func_or_class=new)
 
     made = map_deployments(bound, change)
-    is_for_each = isinstance(to_compile, Mapping)
-    unknown = sorted(to_compile.keys() - set(names)) if isinstance(to_compile, Mapping) else []
-    if unknown or (to_compile and not is_for_each and len(names) > 1):
+    problem = ""
+    if for_all and len(names) > 1:
+        problem = f"`compile` is a list, but the application has {len(names)} deployments"
+    elif unknown := sorted(by_name.keys() - set(names)):
+        problem = f"`compile` names {unknown[0]!r}, but the application has no such deployment"
+    if problem:
         raise ConfigError(
-            f"`compile` names {unknown[0]!r}, but the application has no such deployment"
-            if unknown
-            else f"`compile` is a list, but the application has {len(names)} deployments",
+            problem,
             hint=f"for example compile: {{{names[0]}: [model]}}; its deployments: "
             f"{', '.join(sorted(names))}",
         )

@@ -13,7 +13,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -430,14 +429,15 @@ def _imports_serve_warm(module: str) -> bool:
 def _import_bound(config: Mapping[str, Any]) -> Any:
     """Return the application object that `import_path` names."""
     from serve_warm.app import import_app
+
+    path, args = str(config["import_path"]), config.get("args") or {}
+    module = path.rpartition(":")[0]
+    if not module or _imports_serve_warm(module):
+        return import_app(path, args, setting="import_path")
     from serve_warm.replica.serve.wrapped import compile_taken
 
-    path = str(config["import_path"])
-    module = path.rpartition(":")[0]
-    # A module may compile at module level.
-    taken = compile_taken() if module and not _imports_serve_warm(module) else nullcontext()
-    with taken:
-        return import_app(path, config.get("args") or {}, setting="import_path")
+    with compile_taken():  # the module may compile at module level
+        return import_app(path, args, setting="import_path")
 
 
 def _gang_size(deployment: Any, options: Mapping[str, Any]) -> int:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any
 
 import click
 
-from serve_warm.errors import ConfigError, MissingPackage, StoreError
+from serve_warm.cli.starts import need_ray
+from serve_warm.errors import ConfigError, StoreError
 from serve_warm.learn.buckets import varying_axes
 from serve_warm.learn.plan import InputPlan, make_plan
 from serve_warm.learn.recorded import RecordedCall
@@ -67,13 +67,13 @@ def plan(
     A plan lists the kinds of calls to replay: shapes and structures, and the ids of multiplexed
     models, but nothing else of a request. Review it, and pass it to serve-warm build --plan.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise MissingPackage("plan", package="ray[serve]")
+    need_ray("plan")
     from serve_warm.builder.cluster import ask_replicas
 
     answers = ask_replicas(address, "warmup_recorded")
     name, chosen = choose(answers, application=application, deployment=deployment)
-    made = merge(chosen, most=most)
+    recorded = merge(chosen)
+    made = recorded if most is None else recorded.most_frequent(most)
     if not made.calls:
         raise StoreError(
             f"the {len(chosen)} replicas of {name} have recorded no call that can be replayed",
@@ -93,7 +93,7 @@ def plan(
     )
     for why, count in made.left_out.items():
         click.echo(f"left out: {count} calls: {why}", err=True)
-    for axis in varying_axes(merge(chosen).calls, more_than=buckets):
+    for axis in varying_axes(recorded.calls, more_than=buckets):
         click.echo(axis.describe(buckets), err=True)
 
 
@@ -122,8 +122,8 @@ def choose(
     ]
     if not asked:
         raise ConfigError(
-            f"no replica of deployment {deployment or 'of any name'!r} answers"
-            + (f" in application {application!r}" if application is not None else ""),
+            f"no replica of {application or 'any application'}/{deployment or 'any deployment'} "
+            "answers",
             hint=f"deployments with replicas: {', '.join(_names(answers))}",
         )
     names = _names([each for each in asked if each["calls"]]) or _names(asked)[:1]
@@ -139,7 +139,7 @@ def _names(answers: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted({f"{each['application']}/{each['deployment']}" for each in answers})
 
 
-def merge(answers: Sequence[Mapping[str, Any]], *, most: int | None = None) -> InputPlan:
+def merge(answers: Sequence[Mapping[str, Any]]) -> InputPlan:
     """Return the plan of the calls that these replicas have recorded."""
     left_out: dict[str, int] = {}
     for answer in answers:
@@ -148,4 +148,4 @@ def merge(answers: Sequence[Mapping[str, Any]], *, most: int | None = None) -> I
     recorded = [RecordedCall.from_json(call) for answer in answers for call in answer["calls"]]
     # Of one replica: more models than it may load would replace one another.
     models: list[str] = max((answer.get("models", []) for answer in answers), key=len, default=[])
-    return make_plan(recorded, left_out, models, most=most)
+    return make_plan(recorded, left_out, models)

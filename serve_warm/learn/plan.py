@@ -47,6 +47,14 @@ class InputPlan:
         recorded = self.recorded
         return sum(each.calls for each in self.calls) / recorded if recorded else 1.0
 
+    def most_frequent(self, most: int) -> InputPlan:
+        """Return the plan of this many kinds of calls. It says how many calls it leaves out."""
+        kept = sorted(self.calls, key=lambda each: -each.calls)[:most]
+        rare = sum(each.calls for each in self.calls) - sum(each.calls for each in kept)
+        left_out = {**self.left_out, **({RARE: rare} if rare else {})}
+        calls = tuple(each for each in self.calls if each in kept)
+        return dataclasses.replace(self, calls=calls, left_out=left_out)
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""
         left_out = {"left_out": dict(self.left_out)} if self.left_out else {}
@@ -110,10 +118,8 @@ def make_plan(
     recorded: Iterable[RecordedCall],
     not_recorded: Mapping[str, int],
     models: Sequence[str] = (),
-    *,
-    most: int | None = None,
 ) -> InputPlan:
-    """Return the plan of the kinds of calls that can be replayed, or of the `most` frequent ones.
+    """Return the plan of the kinds of calls that can be replayed, largest first.
 
     Kinds of several replicas are merged.
     """
@@ -126,10 +132,7 @@ def make_plan(
         known = merged.get(each.key)
         total = each.calls + (known.calls if known is not None else 0)
         merged[each.key] = dataclasses.replace(each, calls=total)
-    kinds = sorted(merged.values(), key=lambda each: -each.calls)
-    if rare := kinds[most:] if most is not None else []:
-        left_out[RARE] = sum(each.calls for each in rare)
-    calls = sorted(kinds[:most], key=lambda each: (-size_of(each), -each.calls))
+    calls = sorted(merged.values(), key=lambda each: (-size_of(each), -each.calls))
     return InputPlan(calls=tuple(calls), left_out=left_out, models=tuple(models))
 
 

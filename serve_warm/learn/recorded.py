@@ -26,6 +26,9 @@ TENSOR = re.compile(
 HIDDEN = re.compile(r"\bstr\[\d+\]")
 """Stands for a string of a request in the structure of a call."""
 
+MODEL_THREAD = "serve_warm-model"
+"""How the name of a replica's model thread begins."""
+
 SHOWN = 120
 """Maximum number of characters that an error shows of a plan."""
 

@@ -18,7 +18,7 @@ import torch
 
 from serve_warm._redaction import is_name
 from serve_warm.compiler import evidence
-from serve_warm.learn.recorded import RecordedCall
+from serve_warm.learn.recorded import MODEL_THREAD, RecordedCall
 from serve_warm.precompile import SESSION, NoEntry
 from serve_warm.precompile.recording import Signature, describe_structure
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 KINDS_KEPT = 1024
 """Maximum number of kinds. If another one comes, the rarer half is forgotten, so that a scanner's
 10,000 kinds do not displace those of users."""
-
-MODEL_THREAD = "serve_warm-model"
-"""How the name of the model thread begins."""
 
 
 class _Tensor(NamedTuple):
@@ -187,11 +184,16 @@ class Recorder:
 
 def _key(value: Any) -> object:
     if type(value) is torch.Tensor:
-        return value.shape, value.dtype, value.stride(), value.is_inference()
+        # All that `_Tensor` and the modes keep, or the first call of a key would stand for others.
+        is_special = value.is_inference(), value.requires_grad
+        return value.shape, value.dtype, value.stride(), value.device, is_special
     if type(value) is list or type(value) is tuple:
         return type(value), *map(_key, value)
     if type(value) is dict:
-        return tuple((name, _key(each)) for name, each in value.items())
+        # Only a plain name is compared: a key of another class could run code of its own.
+        return tuple(
+            (name if type(name) is str else type(name), _key(each)) for name, each in value.items()
+        )
     if type(value) in _VALUES:
         return type(value), value
     return type(value)

@@ -37,6 +37,7 @@ def answer() -> dict[str, Any]:
         ("setting", "on_missing", ""),
         ("compile is text", "`compile` has 'model' in place of a list", "compile: [model"),
         ("compile of none", "`compile` names 'Missing'", "its deployments: Caller, Model"),
+        ("compile of the mixin", "`compile` names attributes of Mixed", "classes that are wrapped"),
         ("compile of two", "`compile` is a list, but the application has 2 deployments", "Model"),
     ],
 )

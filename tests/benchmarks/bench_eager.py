@@ -136,14 +136,15 @@ def differs(ours: bytes, theirs: bytes) -> bool:
         one, other = json.loads(ours), json.loads(theirs)
     except ValueError:
         return ours != theirs
-    return not _close(one, other)
+    return not close(one, other)
 
 
-def _close(one: Any, other: Any) -> bool:
+def close(one: Any, other: Any) -> bool:
+    """Return whether two decoded answers differ by no more than compiled code may."""
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_close(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(close(one[key], other[key]) for key in one)
     if isinstance(one, list):
-        return len(one) == len(other) and all(map(_close, one, other))
+        return len(one) == len(other) and all(map(close, one, other))
     if isinstance(one, float):
         return abs(one - other) <= 1e-3 * max(1.0, abs(other))
     return bool(one == other)

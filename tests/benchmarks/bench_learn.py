@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from bench_eager import close
 from zero_requests import APPS, App, send
 
 from serve_warm.builder.bench import machine
@@ -303,19 +304,9 @@ def differs(ours: bytes, theirs: bytes) -> bool:
         )
         return bool((one.int() - other.int()).abs().max() > SHADES)
     try:
-        return not _close(json.loads(ours), json.loads(theirs))
+        return not close(json.loads(ours), json.loads(theirs))
     except ValueError:
         return ours != theirs
-
-
-def _close(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_close(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(_close, one, other))
-    if isinstance(one, float):
-        return abs(one - other) <= 1e-3 * max(1.0, abs(other))
-    return bool(one == other)
 
 
 def measure(name: str) -> dict[str, Any]:

@@ -71,8 +71,18 @@ def test_many_sizes_get_a_suggestion(monkeypatch):
     [
         ([], {}, StoreError, "no replica of this cluster uses serve_warm"),
         ([answer("A", 3), answer("B", 3)], {}, ConfigError, "calls: app/A, app/B"),
-        ([answer("A", 3)], {"deployment": "B"}, ConfigError, "no replica of deployment 'B'"),
-        ([answer("A", 3)], {"application": "x"}, ConfigError, "in application 'x'"),
+        (
+            [answer("A", 3)],
+            {"deployment": "B"},
+            ConfigError,
+            "of any application/B answers",
+        ),
+        (
+            [answer("A", 3)],
+            {"application": "x"},
+            ConfigError,
+            "of x/any deployment answers",
+        ),
         (
             [answer("A", 3), {**answer("A", 3), "application": "other"}],
             *({"deployment": "A"}, ConfigError, "calls: app/A, other/A"),

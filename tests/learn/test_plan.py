@@ -37,7 +37,7 @@ def test_what_cannot_be_replayed_is_left_out_and_counted():
 
 
 def test_a_plan_of_the_most_frequent_kinds_says_what_it_leaves_out():
-    plan = make_plan([call(3, 90), call(64, 2), call(5, 8)], {}, most=2)
+    plan = make_plan([call(3, 90), call(64, 2), call(5, 8)], {}).most_frequent(2)
     assert [each.calls for each in plan.calls] == [8, 90]
     assert plan.left_out == {"its kind is rarer than those in the plan": 2}
     assert plan.share == 0.98

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from serve_warm.compiler import evidence
 from serve_warm.learn.recorder import KINDS_KEPT, Recorder
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.facts.names import describe_tensor
+from serve_warm.replica.serve.model_thread import ModelThread
 
 
 @pytest.fixture
@@ -216,6 +218,43 @@ def test_a_tensor_is_described_as_in_signatures(recorder: Recorder, tensor: torc
     recorder.note(compiled(lambda given: given)._serve_warm.call_counts, (tensor,), {})
     ((call,), _) = recorder.calls()
     assert call.tensors == (describe_tensor(tensor),)
+
+
+def test_calls_with_and_without_gradients_are_told_apart(recorder: Recorder):
+    counts = compiled(lambda given: given)._serve_warm.call_counts
+    recorder.note(counts, (torch.ones(3, requires_grad=True),), {})
+    recorder.note(counts, (torch.ones(3),), {})
+    calls, not_recorded = recorder.calls()
+    assert [each.calls for each in calls] == [1]
+    assert not_recorded == {"a tensor requires grad": 1}
+
+
+class Unlike:
+    """A key of a dict that cannot be compared, and whose hash is that of all others."""
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("asked")
+
+
+def test_keys_of_other_classes_are_not_compared(recorder: Recorder):
+    """Their code must not run, or raise, in a request."""
+    counts = compiled(lambda given, other: given)._serve_warm.call_counts
+    for _ in range(2):
+        recorder.note(counts, (torch.ones(3), {Unlike(): 1}), {})
+    assert sum(recorder.calls()[1].values()) == 2
+
+
+def test_calls_of_the_model_thread_are_marked(recorder: Recorder):
+    """A replay makes them there again."""
+    counts = compiled(lambda given: given)._serve_warm.call_counts
+    thread = ModelThread(object(), may_change=lambda: True)
+    asyncio.run(thread.run(recorder.note, (counts, (torch.ones(3),), {}), {}))
+    recorder.note(counts, (torch.ones(4),), {})
+    found = {each.tensors[0][:17]: each.on_model_thread for each in recorder.calls()[0]}
+    assert found == {"Tensor float32[3]": True, "Tensor float32[4]": False}
 
 
 def test_calls_with_gradients_are_not_recorded(recorder: Recorder):

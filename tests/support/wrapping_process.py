@@ -37,6 +37,7 @@ WRONG: dict[str, Any] = {
     "compile is text": {**APP, "compile": "model"},
     "compile of none": {**APP, "compile": {"Missing": ["model"]}},
     "compile of two": {**APP, "compile": ["model"]},
+    "compile of the mixin": {"app": "wrapping_apps:mixed", "compile": ["model"]},
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from serve_warm.compiler.compiled_objects import uses_cuda_graphs
 from serve_warm.compiler.cuda_graphs import clone_outputs
 from serve_warm.compiler.imports import is_imported
+from serve_warm.learn.recorded import MODEL_THREAD
 
 Result = TypeVar("Result")
 
@@ -47,7 +48,7 @@ class ModelThread:
     def _begin(self) -> ThreadPoolExecutor:
         with self._lock:
             if self.executor is None:
-                executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="serve_warm-model")
+                executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=MODEL_THREAD)
                 self.native_id = executor.submit(threading.get_native_id).result()
                 self.executor = executor
             return self.executor
