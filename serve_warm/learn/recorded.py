@@ -15,7 +15,7 @@ from typing import Any
 
 from serve_warm._records import record
 from serve_warm._redaction import excerpt
-from serve_warm.errors import ConfigError
+from serve_warm.errors import ConfigError, InputError
 
 TENSOR = re.compile(
     r"(?P<class>\w+) (?P<dtype>\w+)\[(?P<sizes>[\d, ]*)\] "
@@ -34,6 +34,10 @@ SHOWN = 120
 
 LONGEST = 1 << 16
 """Maximum number of characters of a structure."""
+
+
+class NotRepeatable(InputError):
+    """A call of a plan cannot be repeated: its callable is gone, or it fails uncompiled, too."""
 
 
 @record(frozen=True, kw_only=True)

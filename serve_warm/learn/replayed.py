@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 
-from serve_warm._redaction import excerpt
+from serve_warm._redaction import describe_error, excerpt
 from serve_warm.errors import InputError
-from serve_warm.learn.recorded import SHOWN, TENSOR, RecordedCall, arguments_of
-from serve_warm.precompile.recording import find_callables
+from serve_warm.learn.recorded import SHOWN, TENSOR, NotRepeatable, RecordedCall, arguments_of
+from serve_warm.precompile.recording import Dispatcher, find_callables
 
 SEED = 0
 """Seed of the random values in floating-point tensors."""
@@ -28,14 +29,12 @@ class ReplayedCall:
         """Call the callables with new tensors.
 
         Raises:
-            InputError: the application has no such callable, or the call cannot be repeated.
+            NotRepeatable: the application has no such callable, or the call also fails uncompiled.
         """
         call = self._call
-        if why := call.why_not():
-            raise InputError(f"{call.name} cannot be repeated: {why}", hint="remove it in the plan")
         found = list(find_callables(call.callable, call.number))
         if not found:
-            raise InputError(
+            raise NotRepeatable(
                 f"the application has compiled no {call.callable} (number {call.number + 1}), "
                 "which the plan names",
                 hint="make a new plan from the traffic of this version: serve-warm plan",
@@ -44,9 +43,33 @@ class ReplayedCall:
         for dispatcher in found:
             with torch.inference_mode(modes.get("inference_tensors", False)):
                 args, kwargs = make_arguments(call)
-            inference = torch.inference_mode(modes.get("inference_mode", False))
-            with inference, torch.set_grad_enabled(modes.get("grad_mode", False)):
+            with (
+                torch.inference_mode(modes.get("inference_mode", False)),
+                torch.set_grad_enabled(modes.get("grad_mode", False)),
+                _Blame(dispatcher, call),
+            ):
                 dispatcher(*args, **kwargs)
+
+
+class _Blame(contextlib.AbstractContextManager[None]):
+    """Raises NotRepeatable if a call fails in the block, and also fails uncompiled.
+
+    If only compiled code fails, then not the plan is wrong, but the artifact.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, call: RecordedCall) -> None:
+        self._dispatcher = dispatcher
+        self._call = call
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if not isinstance(error, Exception):
+            return
+        args, kwargs = make_arguments(self._call)
+        try:
+            self._dispatcher.callee(*args, **kwargs)
+        except Exception as uncompiled:  # noqa: BLE001 - the user's code may raise anything
+            text = describe_error(uncompiled)
+            raise NotRepeatable(text, hint="remove the call from the plan") from error
 
 
 def make_arguments(call: RecordedCall) -> tuple[list[Any], dict[str, Any]]:

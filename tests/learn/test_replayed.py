@@ -15,7 +15,7 @@ from compiled import double, fresh
 from levels import forget_callables
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import InputError
-from serve_warm.learn.recorded import RecordedCall
+from serve_warm.learn.recorded import NotRepeatable, RecordedCall
 from serve_warm.learn.recorder import Recorder
 from serve_warm.learn.replayed import ReplayedCall, make_arguments, make_tensor
 from serve_warm.precompile.dispatch.session import SESSION
@@ -134,3 +134,17 @@ def test_a_dtype_that_torch_has_not_is_refused():
     )
     with pytest.raises(ValueError, match=r"torch\.load is no dtype"):
         make_arguments(call)
+
+
+def test_code_that_fails_only_compiled_is_not_the_fault_of_the_plan():
+    """So a start refuses the artifact, and does not leave out the call."""
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("broken code")
+
+    function = serve_warm.compile(fresh(double), backend=broken, dynamic=False)
+    text = "Tensor float32[2] strides [1] on cpu"
+    call = RecordedCall(callable=function._serve_warm.name, structure="t0", tensors=(text,))
+    with pytest.raises(Exception, match="broken code") as caught:
+        ReplayedCall(call)()
+    assert not isinstance(caught.value, NotRepeatable)

@@ -132,6 +132,7 @@ ENVIRONMENT_READERS = {"config", "node", "_redaction", "seats.preload"}
 # One broad handler each, because errors in the code that they call must not break the caller.
 BROAD_HANDLERS = {
     "seats.preload": "an error in an import of the app must not end a worker",
+    "learn.replayed": "the user's code may raise anything when it runs uncompiled",
     "seats.keeper": "an error in one look must not end the thread that keeps seats",
     "compiler.watch": "a torch that names guards in another way must not break a request",
     "replica.record.journal": "an observer must not break a warm-up",

@@ -26,11 +26,8 @@ class Progress:
     unproven: dict[str, str] = field(default_factory=dict)
     """For each input that is not proven, its name and the reason."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """For each input that ran out of memory or raised an error although it is optional, its name
-    and the reason; no pass replays these inputs."""
-    optional: frozenset[str] = frozenset()
-    """Names of the inputs of a plan. They are from the traffic of another replica, so an error in
-    one of them does not fail the start."""
+    """For each input that ran out of memory, or is a call of a plan that cannot be repeated, the
+    reason; no pass replays these inputs."""
     proven: set[str] = field(default_factory=set)
     threads: set[int] = field(default_factory=set)
     """Native ids of the threads that made compiled calls in the proof pass."""

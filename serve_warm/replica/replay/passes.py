@@ -57,8 +57,7 @@ class Replay:
     """Replays `inputs` with `call`.
 
     `seen` counts the compiles, and `changed` is called after the replay of each input. If requests
-    arrive meanwhile (`in_traffic`), the proof counts compiles instead of forbidding them. An error
-    of an `optional` input does not end the replay.
+    arrive meanwhile (`in_traffic`), the proof counts compiles instead of forbidding them.
     """
 
     def __init__(
@@ -73,9 +72,8 @@ class Replay:
         changed: Callable[[], None] = lambda: None,
         has_compiled: Callable[[], bool] = lambda: False,
         in_traffic: bool = False,
-        optional: frozenset[str] = frozenset(),
     ) -> None:
-        self.progress = progress = Progress(inputs=inputs, optional=optional)
+        self.progress = progress = Progress(inputs=inputs)
         self._seen = seen
         self._changed = changed
         self._timed = TimedCalls(call, progress, limits=limits, waits=waits, seen=seen)

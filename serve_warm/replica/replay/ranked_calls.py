@@ -20,6 +20,7 @@ from serve_warm.compiler.proof import falls_counted, forbid
 from serve_warm.compiler.watch import CompileCounter
 from serve_warm.errors import ReplayFailed
 from serve_warm.inputs import Input
+from serve_warm.learn.recorded import NotRepeatable
 from serve_warm.replica.replay.ranks import Ranks
 from serve_warm.replica.replay.timed_calls import TimedCalls
 from serve_warm.report import Counts, Stage
@@ -58,7 +59,7 @@ class InputCalls:
         """Replay an input. Return the duration in seconds, or None if the input was skipped.
 
         An input is skipped if two attempts run out of memory. Cached memory is freed before the
-        second attempt. An input of a plan is also skipped if it raises an error.
+        second attempt. A call of a plan is also skipped if it cannot be repeated.
         """
         if item.name in self.progress.left_out:
             return None
@@ -67,8 +68,8 @@ class InputCalls:
             seconds, error = await self._timed.make(item)
             if error is None:
                 return seconds
-            if self._is_optional(item):
-                self._leave_out_optional(item, error)
+            if self._is_not_repeatable(error):
+                self._leave_out_call(item, error)
                 return None
             if not self.may_be_left_out(error):
                 raise error
@@ -98,8 +99,8 @@ class InputCalls:
             why = f"ran out of memory: {describe_error(error.__cause__ or error)}"
             error = None
             cuda_graphs.free_memory()
-        elif error is not None and self._is_optional(item):
-            why = self._leave_out_optional(item, error)
+        elif error is not None and self._is_not_repeatable(error):
+            why = self._leave_out_call(item, error)
         elif error is not None:
             raise error
         elif not change.quiet:
@@ -116,12 +117,13 @@ class InputCalls:
         self._timed.require_time(item, seconds)
         return replayed
 
-    def _is_optional(self, item: Input) -> bool:
-        return item.name in self.progress.optional and self.is_alone
+    def _is_not_repeatable(self, error: ReplayFailed) -> bool:
+        """Return whether an input of a plan failed because of the plan: no start fails for it."""
+        return isinstance(error.__cause__, NotRepeatable) and self.is_alone
 
-    def _leave_out_optional(self, item: Input, error: ReplayFailed) -> str:
+    def _leave_out_call(self, item: Input, error: ReplayFailed) -> str:
         """Record that an input of a plan raised an error, and return the reason to report."""
-        why = f"left out, because it raised {describe_error(error.__cause__ or error)}"
+        why = f"left out, because it cannot be repeated: {error.__cause__}"
         self.progress.left_out[item.name] = why
         logger.warning("a call of the plan is %s: %s", why, item.name)
         return why

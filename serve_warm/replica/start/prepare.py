@@ -88,6 +88,8 @@ class Prepared:
     """Whether the compiler is imported only when the artifact is known, although it is needed."""
     made_of: CodeAndModel = CodeAndModel()
     """The code and the model, which an artifact should match."""
+    plan: InputPlan | None = None
+    """The plan of the settings or of the artifact. Its calls are among the inputs."""
 
 
 def makes_artifact(application: str, config: WarmupConfig) -> bool:
@@ -132,7 +134,9 @@ class Preparation(StartStep):
             self._warn_of_remote_caches()
             before = self._replica.unwatched_compiles_before
             journal.note_early_compiles(unwatched_compiles() - before)
-            inputs = await self.ask_inputs(deadline)
+            plan = self._read_plan()
+            inputs = self.with_plan(await self.ask_inputs(deadline), plan)
+            self._replica.check(inputs)
             await self._plan_together(inputs, ranks, deadline)
             journal.begin_counting()
             isa_checks()
@@ -151,6 +155,7 @@ class Preparation(StartStep):
             arguments=arguments,
             is_compiler_put_off=is_put_off,
             made_of=made_of,
+            plan=plan,
         )
 
     def _digest_model(self) -> str:
@@ -225,8 +230,17 @@ class Preparation(StartStep):
                 "signature; turn this cache off if you use artifacts"
             )
 
-    def add_plan(self, declared: Sequence[Input], plan: InputPlan) -> list[Input]:
+    def _read_plan(self) -> InputPlan | None:
+        if self._config.plan is None:
+            return None
+        from serve_warm.learn.plan import read_plan
+
+        return read_plan(self._config.plan)
+
+    def with_plan(self, declared: Sequence[Input], plan: InputPlan | None) -> Sequence[Input]:
         """Return the declared inputs, and then one for each kind of call of a plan."""
+        if plan is None:
+            return declared
         from serve_warm.learn.replayed import ReplayedCall
 
         planned = [
@@ -235,6 +249,7 @@ class Preparation(StartStep):
         ]
         inputs = list(with_unique_names([*declared, *planned]))
         names = [each.name for each in inputs[len(declared) :]]
+        self._journal.note_inputs(inputs)
         self._journal.note_plan(names, calls=plan.recorded, share=plan.share)
         return inputs
 
@@ -261,9 +276,9 @@ class Preparation(StartStep):
         return replay
 
     async def ask_inputs(self, deadline: Deadline) -> Sequence[Input]:
-        """Return the inputs that the user declares, and those of the plan in the settings.
+        """Return the inputs that the user declares, in the order of their replay.
 
-        They are in the order of their replay.
+        Returns none for a wrapped application, which declares none.
 
         Raises:
             ConfigError: the inputs cannot be used.
@@ -285,10 +300,6 @@ class Preparation(StartStep):
         inputs: list[Input] = []
         if declared is not None:
             inputs = sort_by_size(declared, of=type(self._replica.owner).__name__)
-        if self._config.plan is not None:
-            from serve_warm.learn.plan import read_plan
-
-            inputs = self.add_plan(inputs, read_plan(self._config.plan))
         # Before the check, whose error is easier to read with them.
         self._journal.note_inputs(inputs)
         self._replica.check(inputs)

@@ -140,7 +140,6 @@ class Proof(StartStep):
             changed=self._journal.tell,
             has_compiled=lambda: early or reaches_compiled(self._replica.owner),
             in_traffic=in_traffic,
-            optional=self._journal.planned,
         )
 
     async def add_health_check(self, prepared: Prepared, deadline: Deadline) -> Prepared:

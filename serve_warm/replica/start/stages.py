@@ -234,9 +234,8 @@ class Warmup:
             SESSION.recorder = Recorder()
 
     def _with_plan(self, prepared: Prepared, plan: InputPlan) -> Prepared:
-        inputs = Preparation(self._start).add_plan(prepared.inputs, plan)
-        self.journal.note_inputs(inputs)
-        return dataclasses.replace(prepared, inputs=inputs)
+        inputs = Preparation(self._start).with_plan(prepared.inputs, plan)
+        return dataclasses.replace(prepared, inputs=inputs, plan=plan)
 
     def _go_on_without_inputs(self, loaded: Loaded) -> None:
         """Let a wrapped application serve that declares nothing and has no plan."""
@@ -387,7 +386,9 @@ class Warmup:
             )
             return
         deadline = Deadline(self._config.deadline_s)
-        inputs = await Preparation(self._start).ask_inputs(deadline)
+        preparation = Preparation(self._start)
+        inputs = await preparation.ask_inputs(deadline)
+        inputs = preparation.with_plan(inputs, self._prepared.plan)
         known = {item.target_name for item in inputs}
         # `add_health_check` has added an input that the user does not declare.
         health = [item for item in self._prepared.inputs if item.target_name == HEALTH_CHECK]
@@ -416,12 +417,12 @@ class Warmup:
             WarmupFailed: `after_ready` is `eager`, but an input needs compiled code; or there are
                 no inputs.
         """
-        # A build compiles what `after_ready` would run eagerly.
         if not self._prepared.inputs:
             raise WarmupFailed(
                 "there is nothing to pack, because nothing was replayed",
                 hint="declare inputs, or build with a plan: serve-warm build --plan",
             )
+        # A build compiles what `after_ready` would run eagerly.
         with eager_calls.answering(None), self._join() as group:
             self._proof.join(group)
             try:
@@ -445,11 +446,8 @@ class Warmup:
                 self._say("")
 
     def _plan_fact(self) -> Mapping[str, Any]:
-        if self._config.plan is None:
-            return {}
-        from serve_warm.learn.plan import read_plan
-
-        return {PLAN: read_plan(self._config.plan).to_json()}
+        plan = self._prepared.plan
+        return {} if plan is None else {PLAN: plan.to_json()}
 
     def _say(self, text: str) -> None:
         self.journal.timeline.say(text)

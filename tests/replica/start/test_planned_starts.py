@@ -112,14 +112,14 @@ def test_a_call_that_cannot_be_made_fails_no_start(name: str):
     assert (report.stage, report.covered.proven) == (Stage.READY, 1)
     (left_out,) = [each for each in report.inputs if not each.proven]
     assert left_out.left_out
-    assert "left out, because it raised" in left_out.note
+    assert "left out, because it cannot be repeated" in left_out.note
     assert any("1 of 2 inputs are not proven warm" in each for each in report.degraded)
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_build_refuses_such_a_plan(name: str):
     error, _, _ = failed(NotProven, Wrapped(), plan=plan(call(4), WRONG[name]), on_unproven="fail")
-    assert "left out, because it raised" in error.message
+    assert "left out, because it cannot be repeated" in error.message
 
 
 def test_a_plan_that_is_damaged_fails_a_build_with_a_sentence():
@@ -183,3 +183,16 @@ def test_a_replica_records_the_traffic_after_ready(tmp_path: Path):
     recorder = SESSION.recorder
     assert isinstance(recorder, Recorder)
     assert sorted(each.calls for each in recorder.calls()[0]) == [1, 2]
+
+
+def test_an_update_proves_the_calls_of_the_plan_again():
+    replica = Wrapped()
+    start = warm_up(replica, plan=plan(call(4), call(3)))
+    replica.calls.clear()
+
+    async def change() -> None:
+        torch._dynamo.reset()
+
+    asyncio.run(start.update(change, is_request=lambda: False))
+    assert len(set(replica.calls)) == 2
+    assert start.report().covered.proven == 2
