@@ -261,7 +261,8 @@ NUMBERS = (
         "Needs the chart's recording rules. The panel turns red below 95 %, the default of "
         "startSloObjective.",
         "percentunit",
-        f"1 - sum({MISSED} * on (namespace, application, deployment) {STARTS}) / sum({STARTS})",
+        f"1 - sum({MISSED} * on (namespace, application, deployment) {STARTS}) "
+        f"/ (sum({STARTS}) > 0)",
         (0.0, FAILING),
         (0.95, "green"),
         empty="no starts, or no rules",
@@ -540,7 +541,7 @@ TRAFFIC = Row(
             queries=(
                 Query(
                     # Ray exports a counter only from its first count on.
-                    expr=f"({CALLING_EAGERLY} or 0 * {CALLING}) / {CALLING}",
+                    expr=f"({CALLING_EAGERLY} or 0 * {CALLING}) / ({CALLING} > 0)",
                     legend="{{deployment}}",
                 ),
             ),
@@ -838,7 +839,8 @@ OF_ONE_DEPLOYMENT = Row(
             empty="no replica has declared inputs",
             queries=tuple(
                 Query(
-                    expr=f"{each(f'inputs_{what}')} / on ({REPLICA}) {each('inputs_expected')}",
+                    expr=f"{each(f'inputs_{what}')} / on ({REPLICA}) "
+                    f"({each('inputs_expected')} > 0)",
                     legend=f"{{{{replica}}}} {what}",
                 )
                 for what in ("proven", "done")

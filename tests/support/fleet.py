@@ -60,6 +60,9 @@ class Replica:
     on_gpu: tuple[tuple[str, int], ...] = ()
     """Kinds of work without a compile that a request caused (`captures`, `kernels_built` or
     `tunings`), with minutes."""
+    calls_a_minute: float = CALLS_A_MINUTE
+    inputs: float = 6.0
+    """Number of declared inputs."""
     eager: tuple[int, int] = (0, 0)
     """First and last minute of the time in which half of the calls ran eagerly."""
     stage_seconds: tuple[tuple[str, float], ...] = ()
@@ -129,9 +132,9 @@ class Replica:
         yield "to_proof_seconds", {}, self.lasted_s - 5 if is_ready else 0.0
         yield "unverified", {}, 0.0
         yield "narrow", {}, float(self.verdict == "miss") if is_ready else 0.0
-        yield "inputs_expected", {}, 6.0
-        yield "inputs_done", {}, 6.0 if is_ready else 3.0
-        yield "inputs_proven", {}, 6.0 if is_ready else 0.0
+        yield "inputs_expected", {}, self.inputs
+        yield "inputs_done", {}, self.inputs if is_ready else self.inputs / 2
+        yield "inputs_proven", {}, self.inputs if is_ready else 0.0
         yield from self._rows_of_the_gpu(minute, is_ready=is_ready, alive=alive)
         yield "calls_known", {"level": "1"}, 0.0 if hit else 2.0
         yield "calls_known", {"level": "2"}, 2.0 if hit else 0.0
@@ -140,9 +143,10 @@ class Replica:
         yield "compiles_after_ready_total", {}, counted
         yield "eager_falls_after_ready_total", {}, counted
         yield "forbidden_after_ready_total", {}, 0.0
-        calls = CALLS_A_MINUTE * max(0.0, minute - (minute if self.ready is None else self.ready))
+        lived = max(0.0, minute - (minute if self.ready is None else self.ready))
+        calls = self.calls_a_minute * lived
         first, last = self.eager
-        eager = 0.5 * CALLS_A_MINUTE * max(0, min(minute, last) - first)
+        eager = 0.5 * self.calls_a_minute * max(0, min(minute, last) - first)
         yield "calls_after_ready_total", {}, calls
         of = {"callable": "shop.Model", "reason": "unforeseen"}
         yield "eager_calls_total", of, eager

@@ -7,7 +7,9 @@ The day is described in `recorded_day.DAY`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -267,6 +269,23 @@ def test_no_data_looks_neither_good_nor_bad(recorded: Prometheus) -> None:
     found = {shown(recorded, title, Namespace="nothing")[1] for title in NUMBERS}
 
     assert found == {"#6e6e6e"}
+
+
+def test_no_panel_divides_by_nothing(tmp_path: Path) -> None:
+    """A replica without inputs that nobody calls, and a deployment that started long ago."""
+    idle = Replica(name="a1", calls_a_minute=0.0, inputs=0.0)
+    fleet = Fleet(start_s=DAY.start_s, minutes=60, step=2, replicas=(idle,))
+    with recorded_series({**fleet.node_server(), **fleet.ray()}, tmp_path / "idle") as running:
+        undefined = {
+            f"{title}, {sink}"
+            for title in PANELS
+            for sink in SINKS
+            for query in queries(title)
+            for value in ask(running, substituted(query, sink=sink), fleet.minutes).values()
+            if not math.isfinite(value)
+        }
+
+    assert undefined == set()
 
 
 ALL_ENDED, JUST_GONE, GONE = 100, 130, 170
