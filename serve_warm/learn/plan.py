@@ -35,17 +35,26 @@ class InputPlan:
     """The number of calls that cannot be replayed, by reason."""
     models: tuple[str, ...] = ()
     """Ids of the models of Serve's multiplexing to load first: those that a replica had loaded."""
+    within_s: float | None = None
+    """Seconds that one replay of all calls may take. A build leaves out the calls beyond them."""
+    covered: int = 0
+    """Number of calls of kinds that are not in the plan, because the code of others answers them.
+    A build finds them."""
 
     @property
     def recorded(self) -> int:
         """Number of calls of traffic that were recorded."""
-        return sum(each.calls for each in self.calls) + sum(self.left_out.values())
+        return self._planned + sum(self.left_out.values())
 
     @property
     def share(self) -> float:
-        """The share of the recorded calls that have a kind in this plan, from 0 to 1."""
+        """The share of the recorded calls that the code of this plan answers, from 0 to 1."""
         recorded = self.recorded
-        return sum(each.calls for each in self.calls) / recorded if recorded else 1.0
+        return self._planned / recorded if recorded else 1.0
+
+    @property
+    def _planned(self) -> int:
+        return sum(each.calls for each in self.calls) + self.covered
 
     def most_frequent(self, most: int) -> InputPlan:
         """Return the plan of this many kinds of calls. It says how many calls it leaves out."""
@@ -59,8 +68,10 @@ class InputPlan:
         """Return the plan as plain data."""
         left_out = {"left_out": dict(self.left_out)} if self.left_out else {}
         models = {"models": list(self.models)} if self.models else {}
+        within_s = {} if self.within_s is None else {"within_s": self.within_s}
+        covered = {"covered": self.covered} if self.covered else {}
         calls = [each.to_json() for each in self.calls]
-        return {"format": FORMAT, **models, "calls": calls, **left_out}
+        return {"format": FORMAT, **within_s, **models, "calls": calls, **covered, **left_out}
 
     def to_yaml(self) -> str:
         """Return the text of a plan file."""
@@ -90,6 +101,13 @@ class InputPlan:
         models = data.get("models", [])
         if not isinstance(models, list) or not all(each and type(each) is str for each in models):
             raise ConfigError(f"{source}: `models` must be a list of ids of multiplexed models")
+        within_s, covered = data.get("within_s"), data.get("covered", 0)
+        if within_s is not None and not (
+            type(within_s) in (int, float) and 0 < within_s < math.inf
+        ):
+            raise ConfigError(f"{source}: `within_s` must be a positive number of seconds")
+        if type(covered) is not int or covered < 0:
+            raise ConfigError(f"{source}: `covered` must be a number of calls")
         calls = []
         for number, each in enumerate(data["calls"]):
             try:
@@ -108,6 +126,8 @@ class InputPlan:
             calls=tuple(calls),
             left_out={str(k): int(v) for k, v in left_out.items() if type(v) is int},
             models=tuple(models),
+            within_s=within_s,
+            covered=covered,
         )
 
 

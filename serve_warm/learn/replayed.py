@@ -101,15 +101,17 @@ def make_tensor(text: str, noise: torch.Generator) -> torch.Tensor:
         raise InputError(f"a tensor is not described as a recorder would: {excerpt(text, SHOWN)!r}")
     dtype = getattr(torch, found["dtype"])
     sizes, strides = (_numbers(found[each]) for each in ("sizes", "strides"))
+    # No view of another tensor: Dynamo's guards on the base of a view would fail in traffic.
+    made = torch.empty_strided(sizes, strides, dtype=dtype, device=found["device"])
     extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    values = torch.empty(max(extent, 0) if 0 not in sizes else 0, dtype=dtype)
+    values = made.as_strided((0 if 0 in sizes else extent,), (1,))
     if dtype == torch.bool:
         values.fill_(value=True)
     elif dtype.is_floating_point or dtype.is_complex:
         values.copy_(torch.randn(values.shape, generator=noise))
     else:
         values.zero_()
-    return values.to(found["device"]).as_strided(sizes, strides)
+    return made
 
 
 def _numbers(text: str) -> list[int]:

@@ -13,7 +13,7 @@ import importlib
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION, AnsweredBy
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LIBRARY_LEVEL",
     "SESSION",
+    "AnsweredBy",
     "Checks",
     "EntryTable",
     "IdleChecks",

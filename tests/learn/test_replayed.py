@@ -51,6 +51,7 @@ def test_a_tensor_has_the_recorded_metadata(name: str):
     text = describe_tensor(TENSORS[name])
     made = make_tensor(text, torch.Generator().manual_seed(0))
     assert describe_tensor(made) == text
+    assert not made._is_view()
 
 
 def test_values_are_safe_for_indices_and_masks():

@@ -10,6 +10,7 @@ class and structure share an entry, and weights can be loaded or replaced later.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import weakref
@@ -28,7 +29,7 @@ from serve_warm.precompile.calls import signature as call_signature
 from serve_warm.precompile.calls.eagerly import eagerly
 from serve_warm.precompile.calls.signature import Dynamic, Signature, describe, module_of
 from serve_warm.precompile.changes.model_state import state_of
-from serve_warm.precompile.dispatch.session import CompiledCallable
+from serve_warm.precompile.dispatch.session import AnsweredBy, CompiledCallable
 from serve_warm.precompile.entries.function import inputs_of, writes
 from serve_warm.precompile.entries.model_tree import has_work, plain_values
 from serve_warm.precompile.entries.table import (
@@ -379,6 +380,7 @@ class RunningBuild:
         """Entries whose library is still unfinished."""
         self.tell: Callable[[Literal["trace", "entry", "library"]], None] = lambda _: None
         """Callback that receives the next step of the build."""
+        self._answered_by = AnsweredBy()
         self._builders: weakref.WeakKeyDictionary[CompiledCallable, EntryBuilder] = (
             weakref.WeakKeyDictionary()
         )
@@ -398,8 +400,19 @@ class RunningBuild:
         call = NewCall(build=self, unit=unit, signature=signature, state=state, tensors=tensors)
         return builder.make(call)
 
+    @contextlib.contextmanager
+    def noting_answers(self) -> Iterator[AnsweredBy]:
+        """Yield a record of what answers the calls in the block."""
+        self._answered_by = AnsweredBy()
+        yield self._answered_by
+
+    def note_without_entry(self) -> None:
+        """Record that no entry ran a call."""
+        self._answered_by.torch_compile = True
+
     def note_answer(self, dispatcher: CompiledCallable, entry: Entry) -> None:
         """Record that an entry ran a call, which proves that the entry's state occurs again."""
+        self._answered_by.entries.add(id(entry))
         builder = self._builders.get(dispatcher)
         if builder is not None:
             builder.note_answer(entry)

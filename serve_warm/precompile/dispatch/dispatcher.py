@@ -223,7 +223,8 @@ class Dispatcher(HandedOver):
         """Find and store the entry for a new kind of call, or fall back to level 1."""
         if is_eager():
             return self.callee(*args, **kwargs)
-        building = SESSION.being_built is not None
+        build = SESSION.being_built
+        building = build is not None
         answers = None if building else self._eager_answers()
         # Take the build's lock before this callable's lock, because eager calls inside take the
         # locks of other callables.
@@ -239,6 +240,8 @@ class Dispatcher(HandedOver):
         except SettlingCallDue:
             return self._settling.run(args, kwargs)
         if fn is None:
+            if build is not None:
+                build.note_without_entry()
             if answers is not None:
                 if answers.only_beside_entries and evidence.current is not None:
                     evidence.current.enter(evidence.NO_ENTRY)

@@ -12,6 +12,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -101,6 +102,16 @@ class CompiledCallable(Protocol):
         """Force a new lookup of the code at the next call of each kind."""
 
 
+@dataclass
+class AnsweredBy:
+    """What answered the calls of an input while entries were made."""
+
+    entries: set[int] = field(default_factory=set)
+    """Ids of the entries."""
+    torch_compile: bool = False
+    """Whether a call had no entry."""
+
+
 class Build(Protocol):
     """A running build, which makes an entry for each new kind of call."""
 
@@ -118,6 +129,9 @@ class Build(Protocol):
 
     def note_answer(self, dispatcher: CompiledCallable, entry: Entry) -> None:
         """Record that an entry ran a call."""
+
+    def note_without_entry(self) -> None:
+        """Record that no entry ran a call."""
 
     def withdraw_changed(self) -> None:
         """Withdraw the entries that no longer fit the callables that they were made for."""

@@ -23,6 +23,8 @@ class Progress:
     first_s: dict[str, float] = field(default_factory=dict)
     steady_s: dict[str, float] = field(default_factory=dict)
     compiles: dict[str, int] = field(default_factory=dict)
+    worked: set[str] = field(default_factory=set)
+    """Names of the inputs whose replay compiled, captured or tuned anything."""
     unproven: dict[str, str] = field(default_factory=dict)
     """For each input that is not proven, its name and the reason."""
     left_out: dict[str, str] = field(default_factory=dict)

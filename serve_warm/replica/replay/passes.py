@@ -17,6 +17,7 @@ input.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -114,15 +115,20 @@ class Replay:
             stage=Stage.REPLAYING.value,
         )
 
-    async def once(self) -> None:
+    async def once(
+        self, around: Callable[[Input], contextlib.AbstractContextManager[object]] | None = None
+    ) -> None:
         """Replay all inputs once, only for the effect on compiled functions. Proves nothing.
+
+        `around` returns the block in which an input is replayed.
 
         Raises:
             ReplayFailed: an input raised an exception.
             WarmupTimeout: a deadline passed.
         """
         for item in self.progress.inputs:
-            await self._calls.replay(item)
+            with contextlib.nullcontext() if around is None else around(item):
+                await self._calls.replay(item)
 
     async def run_eagerly(self, why: str) -> None:
         """Replay all inputs once, in a start that compiles nothing. Proves nothing, because `why`.
@@ -321,6 +327,8 @@ class Replay:
                     progress.first_s.setdefault(item.name, seconds)
                     progress.steady_s[item.name] = seconds
                 progress.compiles[item.name] = progress.compiles.get(item.name, 0) + change.compiles
+                if not change.quiet:
+                    progress.worked.add(item.name)
                 progress.done += 1
                 self._changed()
                 self._timed.require_time(item, seconds or 0.0)

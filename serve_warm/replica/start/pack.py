@@ -4,16 +4,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from serve_warm import _private_folders
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.manifest import ACCEPTED
 from serve_warm.compiler.cpu_target import isa_checks
-from serve_warm.precompile import LIBRARY_LEVEL, SESSION, building
+from serve_warm.inputs import Input
+from serve_warm.precompile import LIBRARY_LEVEL, SESSION, AnsweredBy, building
 from serve_warm.replica.replay.passes import Replay
 from serve_warm.report import Report
 
@@ -35,6 +37,17 @@ class PackedReplica(TypedDict):
     report: dict[str, Any]
 
 
+class Packed(NamedTuple):
+    """What a build makes from a proven replica."""
+
+    parts: dict[str, bytes]
+    """The raw parts of the artifact."""
+    facts: Mapping[str, Any]
+    """The build facts for its manifest."""
+    answered_by: Mapping[str, AnsweredBy]
+    """What answered the calls of each input; empty without compiled callables."""
+
+
 async def pack(
     report: Report,
     cache_directory: Path,
@@ -42,8 +55,8 @@ async def pack(
     *,
     say: Callable[[str], None] = lambda _: None,
     accept_torch_source: bool = False,
-) -> tuple[dict[str, bytes], Mapping[str, Any]]:
-    """Return the raw parts of an artifact and the build facts for its manifest.
+) -> Packed:
+    """Pack the parts of an artifact.
 
     If `serve_warm.compile` was used, this replays the inputs again and makes an entry for each kind
     of call. `report` is the report from the time of the proof; `new_replay` returns a replay of the
@@ -52,6 +65,7 @@ async def pack(
     """
     facts = dict(build_facts(report))
     entries: dict[str, Mapping[str, bytes]] = {}
+    answered_by: dict[str, AnsweredBy] = {}
     if SESSION.has_callables():
         with building(accept_torch_source=accept_torch_source) as build:
             kinds = {(use.callable, use.call) for use in SESSION.uses()}
@@ -66,7 +80,13 @@ async def pack(
             # Replay again. If an entry matches a call this time, the model does return to the
             # entry's state, for example after another input has switched an adapter off.
             say("checking which entries stay valid")
-            await new_replay().once()
+
+            @contextlib.contextmanager
+            def noting_answers(item: Input) -> Iterator[None]:
+                with build.noting_answers() as answered_by[item.name]:
+                    yield
+
+            await new_replay().once(noting_answers)
             build.refuse_pending()
         table = build.table
         for level, name in LEVEL_PARTS.items():
@@ -76,7 +96,7 @@ async def pack(
         if accepted := build.torch_source.accepted():
             facts[ACCEPTED] = accepted
     say("packing the caches")
-    return pack_parts(cache_directory, entries), facts
+    return Packed(pack_parts(cache_directory, entries), facts, answered_by)
 
 
 class _Steps:

@@ -116,6 +116,10 @@ class Proof(StartStep):
         """Replay together with these ranks from now on."""
         self.ranks = group
 
+    def worked(self) -> frozenset[str]:
+        """Return the names of the inputs whose replays compiled, captured or tuned anything."""
+        return frozenset().union(*(each.progress.worked for each in self._replays))
+
     def overdue(self) -> WarmupTimeout | None:
         """Return an error if the current replay is late, else None. Any thread may call this."""
         return self._replays[-1].overdue() if self._replays else None

@@ -36,7 +36,7 @@ from serve_warm.errors import (
     WarmupTimeout,
 )
 from serve_warm.node import boot_s
-from serve_warm.precompile import SESSION
+from serve_warm.precompile import SESSION, AnsweredBy
 from serve_warm.precompile.taking import TAKEN
 from serve_warm.replica.record.journal import Journal, Observer, cpu_seconds
 from serve_warm.replica.record.timeline import Timeline
@@ -48,7 +48,7 @@ from serve_warm.replica.replay.watchdog import Watchdog
 from serve_warm.replica.start import prefetch
 from serve_warm.replica.start.context import CompileCaches, StartContext, WarmupHost
 from serve_warm.replica.start.load import Loaded, Loading
-from serve_warm.replica.start.pack import PLAN, VARIED, pack
+from serve_warm.replica.start.pack import PLAN, VARIED, Packed, pack
 from serve_warm.replica.start.prepare import Preparation, Prepared
 from serve_warm.replica.start.proof import LATE_UPDATE, Proof
 from serve_warm.report import (
@@ -61,6 +61,7 @@ from serve_warm.report import (
 from serve_warm.seats.preload import early_imports
 
 if TYPE_CHECKING:
+    from serve_warm.learn.cover import Code
     from serve_warm.learn.plan import InputPlan
 
 logger = logging.getLogger(__name__)
@@ -431,7 +432,7 @@ class Warmup:
                     await self._proof.require_eager(
                         self._prepared, Deadline(self._config.deadline_s)
                     )
-                parts, facts = await pack(
+                packed = await pack(
                     self.report(),
                     self.caches.directory,
                     lambda: self._proof.new_replay(
@@ -441,13 +442,45 @@ class Warmup:
                     accept_torch_source=accept_torch_source,
                 )
                 varied = self._proof.digest_of(self._prepared.inputs)
-                return parts, {**facts, VARIED: varied, **self._plan_fact()}
+                plan = self._plan_fact(packed)
+                return packed.parts, {**packed.facts, VARIED: varied, **plan}
             finally:
                 self._say("")
 
-    def _plan_fact(self) -> Mapping[str, Any]:
+    def _plan_fact(self, packed: Packed) -> Mapping[str, Any]:
+        """Return the fact with the calls of the plan that a start must replay."""
         plan = self._prepared.plan
-        return {} if plan is None else {PLAN: plan.to_json()}
+        if plan is None:
+            return {}
+        if packed.answered_by and self._proof.ranks.size == 1:
+            plan = self._reduced(plan, packed.answered_by)
+        return {PLAN: plan.to_json()}
+
+    def _reduced(self, plan: InputPlan, answered_by: Mapping[str, AnsweredBy]) -> InputPlan:
+        from serve_warm.learn.reduced import Reached, reduce_plan
+
+        has_entries = any(each.entries for each in answered_by.values())
+        worked, left_out = self._proof.worked(), self.journal.progress.left_out
+
+        def codes_of(name: str) -> frozenset[Code]:
+            """Return the ids of entries, and the name where a start must make this very call.
+
+            At level 1, the calls that compiled in a build compile the same code in a start, which
+            then answers the calls that compiled nothing. Beside entries, the calls that have an
+            entry compile nothing in a start, so any other call may.
+            """
+            answers = answered_by[name]
+            is_needed = name in left_out or (
+                answers.torch_compile and (has_entries or name in worked)
+            )
+            return frozenset(answers.entries) | ({name} if is_needed else set())
+
+        steady_s = self.journal.progress.steady_s
+        # In the order of the plan: the inputs keep it, behind the declared ones.
+        planned = [each for each in answered_by if each in self.journal.planned]
+        found = [Reached(codes=codes_of(each), seconds=steady_s.get(each, 0.0)) for each in planned]
+        declared = (codes_of(each) for each in answered_by if each not in planned)
+        return reduce_plan(plan, found, declared=frozenset().union(*declared))
 
     def _say(self, text: str) -> None:
         self.journal.timeline.say(text)

@@ -166,6 +166,82 @@ def test_an_artifact_carries_the_plan_of_its_build(store: Any):
     assert report.learned == LearnedCalls(kinds=2, proven=2, calls=8, share=0.75)
 
 
+def packed_plan(
+    replica: Wrapped, *calls: RecordedCall, **settings: Any
+) -> tuple[InputPlan, dict[str, Any]]:
+    """Return the plan in the artifact of a build, and the artifact's facts."""
+    start = warm_up(replica, plan=json.dumps(InputPlan(calls=calls).to_json()), **settings)
+    _, facts = asyncio.run(start.pack())
+    return InputPlan.from_json(facts["plan"], source="artifact"), dict(facts)
+
+
+SIZES = (8, 7, 6, 5)
+
+
+def sizes_of(plan: InputPlan) -> list[str]:
+    return [each.tensors[0].partition(" strides")[0] for each in plan.calls]
+
+
+def test_calls_that_one_dynamic_graph_answers_are_replayed_once():
+    """The first call compiles for its size and the second one for all, so a start needs both."""
+
+    def wrapped() -> Wrapped:
+        forget_callables()
+        torch._dynamo.reset()
+        replica = Wrapped()
+        replica.owner.model = serve_warm.compile(fresh(double), backend="eager")  # level 1
+        return replica
+
+    plan, _ = packed_plan(wrapped(), *(call(size) for size in SIZES))
+    assert sizes_of(plan) == ["Tensor float32[8]", "Tensor float32[7]"]
+    assert (plan.covered, plan.share) == (6, 1.0)
+    compiles = []
+    for kept in (plan.calls, plan.calls[:1]):
+        replica = wrapped()
+        start = warm_up(replica, plan=json.dumps(InputPlan(calls=kept).to_json()))
+        with torch.no_grad():
+            for size in (*SIZES, 4):
+                replica.owner.model(torch.ones(size))
+        compiles.append(start.report().after_ready.compiles)
+    assert compiles[0] == 0
+    assert compiles[1] > 0
+
+
+@pytest.mark.slow
+def test_one_entry_for_all_sizes_needs_one_call():
+    replica = Wrapped()
+    replica.owner.model = serve_warm.compile(fresh(double), dynamic=True)
+    plan, facts = packed_plan(replica, *(call(size) for size in SIZES))
+    assert {each["level"] for each in facts["entries"]} == {2}
+    assert sizes_of(plan) == ["Tensor float32[8]"]
+    assert (plan.covered, plan.share) == (9, 1.0)
+
+
+@pytest.mark.slow
+def test_calls_with_an_entry_each_are_all_replayed():
+    replica = Wrapped()
+    replica.owner.model = serve_warm.compile(fresh(double), dynamic=False)
+    plan, facts = packed_plan(replica, *(call(size) for size in SIZES))
+    assert {each["level"] for each in facts["entries"]} == {2}
+    assert len(plan.calls) == len(SIZES)
+
+
+@pytest.mark.slow
+def test_what_a_declared_input_reaches_leaves_the_plan():
+    class Declares(Wrapped):
+        async def call(self, item: Input) -> None:
+            with torch.inference_mode():
+                await super().call(item)
+
+    mine = Input(target="embed", name="mine", args=(torch.ones(8),))
+    replica = Declares(declared=[mine])
+    replica.owner.model = serve_warm.compile(fresh(double), dynamic=False)
+    modes = {"inference_mode": True}
+    plan, _ = packed_plan(replica, *(call(size, modes=modes) for size in SIZES))
+    assert sizes_of(plan) == [f"Tensor float32[{size}]" for size in SIZES[1:]]
+    assert plan.covered == 3
+
+
 @pytest.mark.parametrize("fact", [{"format": 9, "calls": []}, "text", [1], {"format": 1}])
 def test_a_plan_that_a_newer_build_wrote_fails_no_start(store: Any, fact: Any):
     replica = Wrapped([Input(target="embed", name="mine", args=(torch.ones(5),))])

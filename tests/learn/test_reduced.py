@@ -1,0 +1,65 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The calls that stay in a plan, given the code that each call reached in a build."""
+
+from __future__ import annotations
+
+from serve_warm.learn.plan import InputPlan, make_plan
+from serve_warm.learn.recorded import RecordedCall
+from serve_warm.learn.reduced import TOO_LONG, Reached, reduce_plan
+
+
+def planned(*calls: int, within_s: float | None = None) -> InputPlan:
+    """Return a plan of calls whose sizes fall by one, with these numbers of calls."""
+    recorded = [
+        RecordedCall(
+            callable="app.Model",
+            structure="t0",
+            tensors=(f"Tensor int64[{1000 - place}] strides [1] on cpu",),
+            calls=count,
+        )
+        for place, count in enumerate(calls)
+    ]
+    made = make_plan(recorded, {})
+    return InputPlan(calls=made.calls, within_s=within_s)
+
+
+def reached(*codes: str, seconds: float = 1.0) -> list[Reached]:
+    return [Reached(codes=frozenset(each), seconds=seconds) for each in codes]
+
+
+def counts(plan: InputPlan) -> list[int]:
+    return [each.calls for each in plan.calls]
+
+
+def test_calls_that_one_code_answers_become_one():
+    plan = reduce_plan(planned(5, 3, 2), reached("a", "a", "b"))
+    assert counts(plan) == [5, 2]
+    assert (plan.covered, plan.recorded, plan.share) == (3, 10, 1.0)
+
+
+def test_what_declared_inputs_reach_is_replayed_once():
+    plan = reduce_plan(planned(5, 3), reached("a", "ab"), declared=frozenset("a"))
+    assert counts(plan) == [3]
+    assert plan.share == 1.0
+
+
+def test_a_budget_keeps_what_answers_most_traffic_in_its_time():
+    slow, fast, fast_too = (
+        reached(each, seconds=s)[0] for each, s in (("a", 9), ("b", 1), ("c", 1))
+    )
+    plan = reduce_plan(planned(50, 30, 20, within_s=2.5), [slow, fast, fast_too])
+    assert counts(plan) == [30, 20]
+    assert plan.left_out == {TOO_LONG: 50}
+    assert plan.share == 0.5
+
+
+def test_a_budget_counts_the_traffic_of_calls_that_the_same_code_answers():
+    plan = reduce_plan(planned(4, 3, 3, within_s=1.0), reached("a", "b", "b"))
+    assert counts(plan) == [3]
+    assert (plan.covered, plan.share) == (3, 0.6)
+
+
+def test_a_reduced_plan_can_be_read_again():
+    plan = reduce_plan(planned(4, 3, 3, within_s=1.5), reached("a", "b", "b"))
+    assert InputPlan.from_json(plan.to_json(), source="x") == plan
