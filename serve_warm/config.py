@@ -173,6 +173,10 @@ class WarmupConfig(_ClosedModel):
     tensors, but no strings of requests and no values of tensors. Wrapped applications record
     signatures unless this is `off`."""
 
+    record_days: float = Field(default=7.0, gt=0)
+    """How many days to keep what ended replicas have recorded, in the state directory of their
+    node."""
+
     eager_sample: str = "off"
     """Share of calls after READY that are compared with eager execution. `1/1000` compares one in a
     thousand calls of each entry, `1/1` compares all calls, and `off` compares no calls. The

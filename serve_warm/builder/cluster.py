@@ -461,7 +461,9 @@ def serve_run(words: Sequence[str]) -> None:
     run.main(args=list(words), prog_name="serve-warm run", standalone_mode=False)
 
 
-def ask_replicas(address: str, method: str = "warmup_report") -> list[dict[str, Any]]:
+def ask_replicas(
+    address: str, method: str = "warmup_report", **arguments: Any
+) -> list[dict[str, Any]]:
     """Return the answers of all running replicas with the mixin, on the cluster at `address`.
 
     `method` is a method of the mixin, by default the one that returns reports.
@@ -478,21 +480,23 @@ def ask_replicas(address: str, method: str = "warmup_report") -> list[dict[str, 
             report
             for name, application in serve.status().applications.items()
             for deployment in application.deployments
-            for report in _ask_all(serve.get_deployment_handle(deployment, app_name=name), method)
+            for report in _ask_all(
+                serve.get_deployment_handle(deployment, app_name=name), method, arguments
+            )
         ]
     finally:
         ray.shutdown()
 
 
-def _ask_all(handle: Any, method: str) -> list[dict[str, Any]]:
+def _ask_all(handle: Any, method: str, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the answers of a deployment's replicas; empty if no replica has the method."""
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
 
     try:
         if hasattr(handle, "broadcast"):  # missing in 2.53, so only one replica answers
-            return list(handle.broadcast(method).results(timeout_s=REPORT_LIMIT_S))
-        return [getattr(handle, method).remote().result(timeout_s=REPORT_LIMIT_S)]
+            return list(handle.broadcast(method, **arguments).results(timeout_s=REPORT_LIMIT_S))
+        return [getattr(handle, method).remote(**arguments).result(timeout_s=REPORT_LIMIT_S)]
     except (AttributeError, RayError, RayServeException, TimeoutError) as error:
         logger.info("no report from %s: %s", handle.deployment_name, error)
         return []

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,13 @@ import click
 from serve_warm.cli.starts import need_ray
 from serve_warm.errors import ConfigError, StoreError
 from serve_warm.learn.buckets import varying_axes
-from serve_warm.learn.plan import InputPlan, make_plan
+from serve_warm.learn.differences import describe_differences
+from serve_warm.learn.plan import InputPlan, make_plan, merge_plans, read_plan
 from serve_warm.learn.recorded import RecordedCall
 
 
 @click.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[PLAN]...")
 @click.option(
     "--address",
     default="auto",
@@ -37,12 +41,31 @@ from serve_warm.learn.recorded import RecordedCall
     help="Plan only this many kinds of calls, the most frequent ones. Default: all.",
 )
 @click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that one replay of the plan may take. The build measures them, and keeps the "
+    "calls that answer the most traffic in this time.",
+)
+@click.option(
     "--buckets",
     type=click.IntRange(min=1),
     default=4,
     show_default=True,
     help="If an axis of a tensor has more sizes than this, show the sizes to pad to that add the "
     "fewest values.",
+)
+@click.option(
+    "--diff",
+    "old_file",
+    type=click.Path(path_type=Path),
+    metavar="PLAN",
+    help="Show how the plan differs from this one. Without --output, the plan itself is not "
+    "written.",
+)
+@click.option(
+    "--forget",
+    is_flag=True,
+    help="Let the replicas forget what they have recorded, and remove their files.",
 )
 @click.option(
     "--output",
@@ -54,11 +77,15 @@ from serve_warm.learn.recorded import RecordedCall
 @click.option("--json", "as_json", is_flag=True, help="Write the plan as JSON, not as YAML.")
 def plan(
     *,
+    files: tuple[Path, ...],
     address: str,
     application: str | None,
     deployment: str | None,
     most: int | None,
+    seconds: float | None,
     buckets: int,
+    old_file: Path | None,
+    forget: bool,
     file: Path | None,
     as_json: bool,
 ) -> None:
@@ -66,35 +93,72 @@ def plan(
 
     A plan lists the kinds of calls to replay: shapes and structures, and the ids of multiplexed
     models, but nothing else of a request. Review it, and pass it to serve-warm build --plan.
+
+    With PLANs, it merges these plans, for example of several clusters, and asks no cluster.
+    """
+    if files and forget:
+        raise ConfigError("--forget is for replicas, so it takes no plans")
+    old = None if old_file is None else read_plan(str(old_file))
+    if files:
+        recorded, source = _merge_files(files)
+    else:
+        recorded, source = _ask(
+            address, application=application, deployment=deployment, forget=forget
+        )
+    made = recorded if most is None else recorded.most_frequent(most)
+    made = made if seconds is None else dataclasses.replace(made, within_s=seconds)
+    if not made.calls:
+        raise StoreError(
+            f"{source} have recorded no call that can be replayed",
+            hint="; ".join(made.left_out)
+            or "send some traffic first; replicas record with `record: signatures`, which is the "
+            "default only in wrapped applications",
+        )
+    text = json.dumps(made.to_json(), indent=1) + "\n" if as_json else made.to_yaml()
+    if file is not None:
+        file.write_text(text)
+    elif old is None:
+        click.echo(text, nl=False)
+    for line in [] if old is None else describe_differences(old, made):
+        click.echo(line)
+    _summarize(made, source)
+    for axis in varying_axes(recorded.calls, more_than=buckets):
+        click.echo(axis.describe(buckets), err=True)
+
+
+def _summarize(made: InputPlan, source: str) -> None:
+    click.echo(
+        f"{len(made.calls)} kinds of calls, {made.share:.0%} of {made.recorded} recorded calls: "
+        f"{source}",
+        err=True,
+    )
+    for why, count in made.left_out.items():
+        click.echo(f"left out: {count} calls: {why}", err=True)
+
+
+def _merge_files(files: Sequence[Path]) -> tuple[InputPlan, str]:
+    return merge_plans([read_plan(str(each)) for each in files]), ", ".join(map(str, files))
+
+
+def _ask(
+    address: str, *, application: str | None, deployment: str | None, forget: bool
+) -> tuple[InputPlan, str]:
+    """Return the plan of all that a deployment has recorded, and whom it was asked from.
+
+    With `forget`, its replicas forget what they have answered.
     """
     need_ray("plan")
     from serve_warm.builder.cluster import ask_replicas
 
     answers = ask_replicas(address, "warmup_recorded")
     name, chosen = choose(answers, application=application, deployment=deployment)
-    recorded = merge(chosen)
-    made = recorded if most is None else recorded.most_frequent(most)
-    if not made.calls:
-        raise StoreError(
-            f"the {len(chosen)} replicas of {name} have recorded no call that can be replayed",
-            hint="; ".join(made.left_out)
-            or "send some traffic first; replicas record with `record: signatures`, which is the "
-            "default only in wrapped applications",
-        )
-    text = json.dumps(made.to_json(), indent=1) + "\n" if as_json else made.to_yaml()
-    if file is None:
-        click.echo(text, nl=False)
-    else:
-        file.write_text(text)
-    click.echo(
-        f"{len(made.calls)} kinds of calls of {name}, {made.share:.0%} of {made.recorded} recorded "
-        f"calls of {len(chosen)} replicas",
-        err=True,
-    )
-    for why, count in made.left_out.items():
-        click.echo(f"left out: {count} calls: {why}", err=True)
-    for axis in varying_axes(recorded.calls, more_than=buckets):
-        click.echo(axis.describe(buckets), err=True)
+    if forget:
+        answers = ask_replicas(address, "warmup_recorded", forget=name)
+        chosen = [each for each in answers if _names([each]) == [name]]
+    ended = len(_ended(chosen))
+    source = f"{len(chosen)} replicas of {name}"
+    source += f" and {ended} that have ended" if ended else ""
+    return merge(chosen), source + (", which have forgotten them" if forget else "")
 
 
 def choose(
@@ -126,7 +190,7 @@ def choose(
             "answers",
             hint=f"deployments with replicas: {', '.join(_names(answers))}",
         )
-    names = _names([each for each in asked if each["calls"]]) or _names(asked)[:1]
+    names = _names([each for each in asked if each["calls"] or each["ended"]]) or _names(asked)[:1]
     if len(names) > 1:
         raise ConfigError(
             f"several deployments have recorded calls: {', '.join(names)}",
@@ -140,12 +204,19 @@ def _names(answers: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def merge(answers: Sequence[Mapping[str, Any]]) -> InputPlan:
-    """Return the plan of the calls that these replicas have recorded."""
-    left_out: dict[str, int] = {}
-    for answer in answers:
-        for why, count in answer["not_recorded"].items():
-            left_out[why] = left_out.get(why, 0) + count
-    recorded = [RecordedCall.from_json(call) for answer in answers for call in answer["calls"]]
+    """Return the plan of the calls that these replicas, and ended ones, have recorded."""
+    records = [*answers, *_ended(answers)]
+    left_out = Counter[str]()
+    for each in records:
+        left_out.update(each["not_recorded"])
+    recorded = [RecordedCall.from_json(call) for each in records for call in each["calls"]]
     # Of one replica: more models than it may load would replace one another.
-    models: list[str] = max((answer.get("models", []) for answer in answers), key=len, default=[])
+    models: list[str] = max((each.get("models", []) for each in records), key=len, default=[])
     return make_plan(recorded, left_out, models)
+
+
+def _ended(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return what ended replicas recorded, each once: all replicas of a node know of them."""
+    alive = {answer["replica"] for answer in answers}
+    found = {each["replica"]: each for answer in answers for each in answer["ended"]}
+    return [each for replica, each in found.items() if replica not in alive]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -154,6 +155,16 @@ def make_plan(
         merged[each.key] = dataclasses.replace(each, calls=total)
     calls = sorted(merged.values(), key=lambda each: (-size_of(each), -each.calls))
     return InputPlan(calls=tuple(calls), left_out=left_out, models=tuple(models))
+
+
+def merge_plans(plans: Sequence[InputPlan]) -> InputPlan:
+    """Return the plan of all calls of these plans. Models and seconds are those of the first."""
+    left_out = Counter[str]()
+    for each in plans:
+        left_out.update(each.left_out)
+    made = make_plan([call for each in plans for call in each.calls], left_out, plans[0].models)
+    covered = sum(each.covered for each in plans)
+    return dataclasses.replace(made, within_s=plans[0].within_s, covered=covered)
 
 
 def size_of(call: RecordedCall) -> int:

@@ -89,13 +89,16 @@ class Recorder:
         self.is_recording = False
         """Whether calls count. Replays before READY do not."""
         self._kinds: dict[tuple[object, ...], _Kind] = {}
+        self.new = threading.Event()
+        """Set at each new kind of call."""
         self._strange = 0
         """The number of calls whose arguments cannot be looked at."""
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Count calls from now on."""
+        """Count calls from now on, and forget those so far."""
         with self._lock:
+            self._strange = 0
             for kind in self._kinds.values():
                 kind.calls, kind.before = 0, 0
                 kind.before = kind.total()
@@ -179,6 +182,7 @@ class Recorder:
                 by_calls = sorted(self._kinds.items(), key=lambda item: -item[1].total())
                 kept = KINDS_KEPT // 2
                 self._kinds = dict(by_calls[:kept])
+            self.new.set()
             return self._kinds.setdefault(key, kind)
 
 

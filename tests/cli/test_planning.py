@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,26 @@ def answer(deployment: str, *sizes: int, **not_recorded: int) -> dict[str, Any]:
     return {
         "application": "app",
         "deployment": deployment,
+        "replica": f"r{next(NUMBERS)}",
         "calls": calls,
         "not_recorded": not_recorded,
+        "ended": [],
     }
 
 
+NUMBERS = itertools.count()
+
+
 def run(monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any]], *words: str) -> Any:
-    monkeypatch.setattr(cluster, "ask_replicas", lambda *_: answers)
-    return CliRunner().invoke(plan, list(words))
+    def ask(_address: str, method: str, **given: str) -> list[dict[str, Any]]:
+        asked.append((method, given))
+        return answers
+
+    asked: list[Any] = []
+    monkeypatch.setattr(cluster, "ask_replicas", ask)
+    done = CliRunner().invoke(plan, list(words))
+    done.asked = asked
+    return done
 
 
 def test_replicas_are_merged_and_written_to_a_file(monkeypatch, tmp_path: Path):
@@ -48,7 +61,7 @@ def test_replicas_are_merged_and_written_to_a_file(monkeypatch, tmp_path: Path):
     assert done.exit_code == 0
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
-        "2 kinds of calls of app/Model, 60% of 5 recorded calls of 2 replicas",
+        "2 kinds of calls, 60% of 5 recorded calls: 2 replicas of app/Model",
         "left out: 2 calls: cache",
     ]
     assert [each.calls for each in read_plan(str(file)).calls] == [1, 2]
@@ -110,3 +123,65 @@ def test_a_plan_of_nothing_names_the_reasons(monkeypatch):
     done = run(monkeypatch, [answer("A", cache=3)])
     assert isinstance(done.exception, StoreError)
     assert done.exception.hint == "cache"
+
+
+def test_what_ended_replicas_recorded_counts_once(monkeypatch):
+    """All replicas of a node know of them, and a living one is asked itself."""
+    ended = {key: answer("Model", 7)[key] for key in ("calls", "not_recorded")}
+    gone = {"replica": "gone", "models": [], **ended}
+    one, other = (answer("Model", 3), answer("Model", 3))
+    one["ended"] = [gone, {**gone, "replica": other["replica"]}]
+    other["ended"] = [gone]
+    done = run(monkeypatch, [one, other])
+    assert [each.calls for each in read_plan(done.stdout).calls] == [1, 2]
+    assert "2 replicas of app/Model and 1 that have ended" in done.stderr
+
+
+def test_only_the_chosen_deployment_forgets(monkeypatch):
+    done = run(monkeypatch, [answer("A", 3)], "--forget")
+    assert done.asked == [("warmup_recorded", {}), ("warmup_recorded", {"forget": "app/A"})]
+    assert "1 replicas of app/A, which have forgotten them" in done.stderr
+
+
+@pytest.fixture
+def two_plans(monkeypatch, tmp_path: Path) -> list[str]:
+    files = []
+    for number, sizes in enumerate([(3, 5), (3, 9)]):
+        files.append(str(tmp_path / f"{number}.yaml"))
+        run(monkeypatch, [answer("Model", *sizes)], "-o", files[-1])
+    return files
+
+
+def test_plans_of_two_clusters_are_merged_without_asking(monkeypatch, two_plans):
+    done = run(monkeypatch, [], *two_plans)
+    assert not done.asked
+    assert [each.calls for each in read_plan(done.stdout).calls] == [1, 1, 2]
+
+
+def test_a_person_sees_how_a_plan_differs(monkeypatch, two_plans):
+    old, new = two_plans
+    done = run(monkeypatch, [], new, "--diff", old)
+    assert done.stdout.splitlines() == [
+        "- app.Model(t0) with Tensor int64[5]: was 50.0% of the calls",
+        "+ app.Model(t0) with Tensor int64[9]: 50.0% of the calls",
+    ]
+
+
+def test_a_call_that_became_less_frequent_is_told(monkeypatch, two_plans, tmp_path: Path):
+    merged = str(tmp_path / "merged.yaml")
+    run(monkeypatch, [], *two_plans, "-o", merged)
+    done = run(monkeypatch, [], *two_plans, merged, "--diff", two_plans[0])
+    assert done.stdout.splitlines() == [
+        "~ app.Model(t0) with Tensor int64[5]: 50.0% -> 25.0% of the calls",
+        "+ app.Model(t0) with Tensor int64[9]: 25.0% of the calls",
+    ]
+
+
+def test_seconds_are_kept_for_the_build(monkeypatch, two_plans):
+    done = run(monkeypatch, [], two_plans[0], "--seconds", "2.5")
+    assert read_plan(done.stdout).within_s == 2.5
+
+
+def test_plans_forget_nothing(monkeypatch, two_plans):
+    done = run(monkeypatch, [], two_plans[0], "--forget")
+    assert isinstance(done.exception, ConfigError)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import ray
 import yaml
+
+from conftest import wait_until
+from serve_warm.learn.files import FOLDER
 
 if TYPE_CHECKING:
     from conftest import App, Cluster
@@ -54,8 +58,8 @@ def test_traffic_a_plan_and_a_build_make_a_start_warm(cluster: Cluster, tmp_path
     assert (report["verdict"], report["after_ready"]["compiles"]) == ("eager", 0)
     assert planned.returncode == 0, planned.stderr
     assert (
-        "2 kinds of calls of integration.untouched_scorer/Scorer, 100% of 3 recorded"
-        in planned.stderr
+        "2 kinds of calls, 100% of 3 recorded calls: 1 replicas of "
+        "integration.untouched_scorer/Scorer" in planned.stderr
     )
     calls = yaml.safe_load(file.read_text())["calls"]
     assert [(each["tensors"][0].partition(" strides")[0], each["calls"]) for each in calls] == [
@@ -86,3 +90,28 @@ def test_a_plan_of_a_cluster_without_traffic_says_what_to_do(cluster: Cluster, t
     assert planned.returncode == 1
     assert "have recorded no call that can be replayed" in planned.stderr
     assert "hint: send some traffic first" in planned.stderr
+
+
+def has_all_calls(file: Path) -> bool:
+    return sum(each["calls"] for each in json.loads(file.read_text())["calls"]) == len(LENGTHS)
+
+
+def test_a_new_replica_knows_what_an_ended_one_recorded(cluster: Cluster, tmp_path: Path):
+    """Pods end, with their processes, before anybody makes a plan."""
+    settings = {"artifact": tmp_path.as_uri(), "on_missing": "eager", "after_ready": "eager"}
+    app = deploy(cluster, **settings)
+    answers(app)
+    folder = cluster.state_dir / FOLDER
+    wait_until("a file has the calls", lambda: any(map(has_all_calls, folder.glob("*.json"))))
+    cluster.delete({app.name: app})
+    app = deploy(cluster, **settings)
+    planned = command("plan", "--forget")
+    again = command("plan")
+    cluster.delete({app.name: app})
+
+    assert planned.returncode == 0, planned.stderr
+    assert [each["calls"] for each in yaml.safe_load(planned.stdout)["calls"]] == [1, 2]
+    assert "1 replicas of integration.untouched_scorer/Scorer and 1 that have ended" in (
+        planned.stderr
+    )
+    assert again.returncode == 1, "they were to be forgotten"

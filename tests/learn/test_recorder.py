@@ -50,6 +50,15 @@ def test_calls_are_counted_by_shape(recorder: Recorder):
     assert shapes(recorder) == {"Tensor float32[3]": 3, "Tensor float32[4]": 1}
 
 
+def test_what_was_forgotten_counts_from_zero(recorder: Recorder):
+    function = compiled(lambda given: given + 1)
+    function(torch.ones(3))
+    function(torch.ones(4))
+    recorder.begin()
+    function(torch.ones(3))
+    assert shapes(recorder) == {"Tensor float32[3]": 1}
+
+
 @pytest.mark.parametrize(
     "other",
     [

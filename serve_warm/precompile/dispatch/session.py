@@ -140,8 +140,11 @@ class Build(Protocol):
 class CallRecorder(Protocol):
     """Records the kinds of calls of each callable (`learn.recorder`)."""
 
+    new: threading.Event
+    """Set at each new kind of call."""
+
     def begin(self) -> None:
-        """Count calls from now on."""
+        """Count calls from now on, and forget those so far."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the kinds so far as plain data."""

@@ -103,9 +103,13 @@ class WarmupMixin:
         inputs = replica_of(self).inputs
         return [dataclasses.replace(item, target=item.target_name) for item in inputs]
 
-    def warmup_recorded(self) -> dict[str, Any]:
-        """Return the kinds of calls of traffic so far, for `serve-warm plan`."""
-        return replica_of(self).recorded()
+    def warmup_recorded(self, *, forget: str = "") -> dict[str, Any]:
+        """Return the kinds of calls of traffic, for `serve-warm plan`.
+
+        Also returns those of replicas of the deployment that have ended on this node. If `forget`
+        names the application and the deployment (`app/Scorer`), they are forgotten afterwards.
+        """
+        return replica_of(self).recorded(forget=forget)
 
     async def warmup_artifact(self, *, accept_torch_source: bool = False) -> dict[str, Any]:
         """Return this replica's caches as the raw parts of an artifact, for `serve-warm build`.

@@ -49,7 +49,7 @@ from serve_warm.replica.serve.calls import (
 from serve_warm.replica.serve.loop_blocks import LoopBlocks
 from serve_warm.replica.serve.model_thread import ModelThread
 from serve_warm.replica.serve.rollout import why_not_eager
-from serve_warm.replica.serve.shown_state import ShownState
+from serve_warm.replica.serve.shown_state import ShownState, state_directory
 from serve_warm.replica.start.context import CompileCaches
 from serve_warm.replica.start.pack import PackedReplica
 from serve_warm.replica.start.prefetch import Prefetch
@@ -60,6 +60,7 @@ from serve_warm.seats.keeper import ReplicaSeats
 
 if TYPE_CHECKING:
     from serve_warm.inputs import Input
+    from serve_warm.learn.files import CallFiles, CallWriter
     from serve_warm.precompile import Checks
     from serve_warm.seats.records import SeatUse
     from serve_warm.trust import Trust
@@ -140,6 +141,7 @@ class ServeReplica(ServeCalls):
         """The time (CLOCK_BOOTTIME) when `__init__` raised an exception, and the error text."""
         self._served_unwarmed: tuple[float, float] | None = None
         """When the replica became ready without a warm-up: by CLOCK_BOOTTIME, and as Unix time."""
+        self._call_writer: CallWriter | None = None
         self._shown: ShownState | None = None
         """The visible state of the replica; None outside Serve."""
         if self.in_serve:
@@ -224,6 +226,7 @@ class ServeReplica(ServeCalls):
             loop = asyncio.get_running_loop()
             self._shown.watch_loop(loop)
             self._become_ready()
+            self._keep_recorded()
             if self._seats is not None and self._config.enabled:
                 names = {"application": self.application, "deployment": self.deployment}
                 self._seats.keep(self._config.seats, **names)
@@ -239,6 +242,34 @@ class ServeReplica(ServeCalls):
             self._served_unwarmed = (node.boot_s(), time.time())
             if self._shown is not None:
                 self._shown.heartbeat.changed()
+
+    def _keep_recorded(self) -> None:
+        """Write what is recorded of traffic to a file, from now on."""
+        recorder = SESSION.recorder
+        if recorder is not None and self._call_writer is None:
+            from serve_warm.learn.files import CallWriter
+
+            self._call_writer = CallWriter(
+                self._call_files(), self.replica, self._recorded, new=recorder.new
+            )
+
+    def _call_files(self) -> CallFiles:
+        from serve_warm.learn.files import CallFiles
+
+        return CallFiles(
+            state_directory(self._config),
+            application=self.place.application,
+            deployment=self.deployment,
+            days=self._config.record_days,
+        )
+
+    def _recorded(self) -> dict[str, Any]:
+        from serve_warm.learn.files import fitting
+
+        recorder = SESSION.recorder
+        if recorder is None:
+            return {"calls": [], "not_recorded": {}, "models": []}
+        return fitting({**recorder.to_json(), "models": list(ray_serve.loaded_models(self.owner))})
 
     def _check_when_idle(self, checks: Checks | None, loop: asyncio.AbstractEventLoop) -> None:
         if checks is not None:
@@ -391,14 +422,25 @@ class ServeReplica(ServeCalls):
         """The inputs to replay; empty before the warm-up begins."""
         return self._warmup.journal.inputs if self._warmup is not None else ()
 
-    def recorded(self) -> dict[str, Any]:
-        """Return the kinds of calls of traffic so far, as plain data."""
-        names = {"application": self.place.application, "deployment": self.deployment}
-        recorder = SESSION.recorder
-        if recorder is None:
-            return {**names, "calls": [], "not_recorded": {}, "models": []}
-        models = list(ray_serve.loaded_models(self.owner))
-        return {**names, **recorder.to_json(), "models": models}
+    def recorded(self, *, forget: str) -> dict[str, Any]:
+        """Return the kinds of calls of traffic, as plain data: see `WarmupMixin.warmup_recorded`.
+
+        Raises:
+            OSError: a file that is to be forgotten cannot be removed.
+        """
+        files, recorder = self._call_files(), SESSION.recorder
+        found = {
+            "application": self.place.application,
+            "deployment": self.deployment,
+            "replica": self.replica,
+            **self._recorded(),
+            "ended": list(files.read(but=self.replica)),
+        }
+        if forget == f"{self.place.application}/{self.deployment}":
+            files.forget()
+            if recorder is not None:
+                recorder.begin()
+        return found
 
     async def pack(self, *, accept_torch_source: bool = False) -> PackedReplica:
         """Return the fingerprint, code and model, raw parts, facts and report for a build.

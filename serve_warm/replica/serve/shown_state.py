@@ -32,7 +32,7 @@ class ShownState:
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop on which Serve calls the user's code; None before the hook runs."""
         self._loop_ran_s: float | None = None
-        self.heartbeat = self._heartbeat(_state_directory(config))
+        self.heartbeat = self._heartbeat(state_directory(config))
 
     def _heartbeat(self, directory: Path) -> Heartbeat:
         return Heartbeat(
@@ -46,7 +46,7 @@ class ShownState:
 
     def configure(self, config: WarmupConfig) -> None:
         """Move the state file to the configured directory, if the directory changed."""
-        directory = _state_directory(config)
+        directory = state_directory(config)
         if self.heartbeat.directory != directory:
             self.heartbeat.stop()
             self.heartbeat = self._heartbeat(directory)
@@ -126,5 +126,6 @@ def facts_of(report: Report) -> dict[str, Any]:
     }
 
 
-def _state_directory(config: WarmupConfig) -> Path:
+def state_directory(config: WarmupConfig) -> Path:
+    """Return the folder of this node in which replicas write their states."""
     return Path(config.state_dir or state_folder())

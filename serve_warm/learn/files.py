@@ -1,0 +1,220 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The kinds of calls that replicas have recorded, in files that outlive the replicas.
+
+They are in a folder of the node's state folder that only this user can read. They contain what
+`learn.recorded` says, and nothing else of a request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from serve_warm import _private_folders
+from serve_warm._redaction import describe_error
+from serve_warm._regular_files import read_regular
+from serve_warm.errors import ConfigError
+from serve_warm.learn.recorded import RecordedCall
+from serve_warm.node import open_folder
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+FOLDER = "calls"
+"""Name of the folder in the state folder."""
+
+MOST_BYTES = 1 << 20
+"""Maximum size of a file. Of more calls, the rarer ones are left out."""
+
+MOST_FILES = 64
+"""Maximum number of files of ended replicas that are read: the latest ones."""
+
+PERIOD_S = 20.0
+"""Seconds between two writes, without a new kind of call. A replica that ends loses the counts
+since the last."""
+
+GATHER_S = 1.0
+"""Seconds after a new kind of call until it is written, because others may follow."""
+
+_NAME = re.compile(r"[0-9a-f]{32}\.json")
+
+Recorded = dict[str, Any]
+"""What `Recorder.to_json` returns, and the ids of the models of Serve's multiplexing."""
+
+
+class CallFiles:
+    """The files of one deployment on this node.
+
+    `days` is the number of days after which a file is removed.
+    """
+
+    def __init__(
+        self, state_folder: Path, *, application: str, deployment: str, days: float
+    ) -> None:
+        self.folder = state_folder / FOLDER
+        self._names = {"application": application, "deployment": deployment}
+        self._days = days
+
+    def write(self, replica: str, recorded: Recorded) -> None:
+        """Replace the file of a replica, and remove files that are too old.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        _private_folders.make_private(self.folder)
+        os.close(open_folder(str(self.folder)))  # raises an error if it is not this user's alone
+        said = {"format": FORMAT, **self._names, "replica": replica, **fitting(recorded)}
+        path = self._path(replica)
+        temporary = _private_folders.write_beside(path, json.dumps(said).encode(), mode=0o600)
+        try:
+            temporary.rename(path)
+        except OSError:
+            temporary.unlink()
+            raise
+        self._remove_old()
+
+    def read(self, *, but: str = "") -> list[Recorded]:
+        """Return what other replicas of the deployment have recorded, latest first.
+
+        `but` is the replica that is left out. Files that are damaged are left out, too.
+        """
+        found = []
+        for _, each in itertools.islice(self._own(), MOST_FILES):
+            with suppress(ConfigError):
+                found.append(_checked(each))
+        return [each for each in found if each["replica"] != but]
+
+    def forget(self) -> None:
+        """Remove the files of the deployment.
+
+        Raises:
+            OSError: a file cannot be removed.
+        """
+        for path, _ in list(self._own()):
+            path.unlink(missing_ok=True)
+
+    def _own(self) -> Iterator[tuple[Path, Recorded]]:
+        """Yield the files of this deployment, latest first."""
+        for _, path in sorted(self._files(), reverse=True):
+            try:
+                found = json.loads(read_regular(path, max_bytes=MOST_BYTES))
+            except (OSError, ValueError, RecursionError):
+                continue  # truncated, or removed just now
+            wanted = {"format": FORMAT, **self._names}
+            if isinstance(found, dict) and wanted.items() <= found.items():
+                yield path, found
+
+    def _path(self, replica: str) -> Path:
+        names = "\0".join((*self._names.values(), replica))
+        return self.folder / f"{hashlib.sha256(names.encode()).hexdigest()[:32]}.json"
+
+    def _files(self) -> Iterator[tuple[float, Path]]:
+        with suppress(OSError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                status = entry.stat(follow_symlinks=False)
+                if _NAME.fullmatch(entry.name) and stat.S_ISREG(status.st_mode):
+                    yield status.st_mtime, Path(entry.path)
+
+    def _remove_old(self) -> None:
+        oldest = time.time() - 86400 * self._days
+        for written, path in self._files():
+            if written < oldest:
+                path.unlink(missing_ok=True)
+
+
+def _checked(found: Mapping[str, Any]) -> Recorded:
+    """Return what a file has, if all of it can be used.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    replica, calls = found.get("replica"), found.get("calls")
+    reasons, models = found.get("not_recorded"), found.get("models")
+    is_right = (
+        isinstance(replica, str)
+        and isinstance(calls, list)
+        and isinstance(reasons, dict)
+        and all(type(each) is int for each in reasons.values())
+        and isinstance(models, list)
+        and all(type(each) is str for each in models)
+    )
+    if not is_right or calls is None:
+        raise ConfigError("a file of recorded calls is not complete")
+    calls = [RecordedCall.from_json(each).to_json() for each in calls]
+    return {"replica": replica, "calls": calls, "not_recorded": reasons, "models": models}
+
+
+def fitting(recorded: Recorded) -> Recorded:
+    """Return recorded calls without the rarest ones, so that they take at most `MOST_BYTES`."""
+    left = MOST_BYTES - 4096
+    for number, call in enumerate(recorded["calls"]):  # most frequent first
+        left -= len(json.dumps(call)) + 2
+        if left < 0:
+            rare = sum(each["calls"] for each in recorded["calls"][number:])
+            reasons = {**recorded["not_recorded"], "too much was recorded": rare}
+            return {**recorded, "calls": recorded["calls"][:number], "not_recorded": reasons}
+    return recorded
+
+
+class CallWriter:
+    """Writes what a replica records, on a thread of its own.
+
+    `new` is set at each new kind of call.
+    """
+
+    def __init__(
+        self,
+        files: CallFiles,
+        replica: str,
+        recorded: Callable[[], Recorded],
+        *,
+        new: threading.Event,
+    ) -> None:
+        self._files = files
+        self._replica = replica
+        self._recorded = recorded
+        self._new = new
+        self._written: Recorded = {}
+        self._has_warned = False
+        threading.Thread(target=self._run, name="serve_warm-calls", daemon=True).start()
+
+    def write(self) -> None:
+        """Write what is new. On a full disk, the last state stays.
+
+        Never raises an error, because the next writes may succeed.
+        """
+        recorded = self._recorded()
+        if recorded == self._written or not recorded["calls"]:
+            return
+        try:
+            self._files.write(self._replica, recorded)
+            self._written = recorded
+        except OSError as error:
+            level = logging.DEBUG if self._has_warned else logging.WARNING
+            self._has_warned = True
+            logger.log(
+                level,
+                "cannot write the recorded calls to %s: %s. serve-warm plan still asks this "
+                "replica while it runs",
+                self._files.folder,
+                describe_error(error),
+            )
+
+    def _run(self) -> None:
+        while True:
+            self._new.wait(PERIOD_S)
+            time.sleep(GATHER_S)
+            self._new.clear()
+            self.write()

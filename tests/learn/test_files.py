@@ -1,0 +1,165 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Files of recorded calls: for this user alone, bounded, removed in time, and safe to damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_warm.learn import files as module
+from serve_warm.learn.files import FOLDER, MOST_BYTES, MOST_FILES, CallFiles, CallWriter
+
+CALL = {
+    "callable": "app.Model",
+    "structure": "t0",
+    "tensors": ["Tensor int64[3] strides [1] on cpu"],
+    "modes": {"inference_mode": True},
+    "calls": 4,
+}
+RECORDED: dict[str, Any] = {"calls": [CALL], "not_recorded": {"a reason": 2}, "models": ["de"]}
+
+
+def of(folder: Path, *, application: str = "app", deployment: str = "Model") -> CallFiles:
+    return CallFiles(folder, application=application, deployment=deployment, days=7)
+
+
+def test_another_replica_of_the_deployment_reads_what_one_wrote(tmp_path: Path):
+    of(tmp_path).write("r1", RECORDED)
+    assert of(tmp_path).read(but="r2") == [{"replica": "r1", **RECORDED}]
+    assert of(tmp_path).read(but="r1") == []
+    assert of(tmp_path, deployment="Other").read() == []
+    assert of(tmp_path, application="other").read() == []
+
+
+def test_nobody_else_can_read_it(tmp_path: Path):
+    of(tmp_path / "state").write("r1", RECORDED)
+    folder = tmp_path / "state" / FOLDER
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()] == [0o600]
+
+
+@pytest.mark.parametrize("name", ["shared", "linked"])
+def test_nothing_is_written_to_a_folder_that_others_can_write_to(tmp_path: Path, name: str):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    if name == "shared":
+        (tmp_path / FOLDER).mkdir()
+        (tmp_path / FOLDER).chmod(0o777)
+    else:
+        (tmp_path / "elsewhere").chmod(0o777)
+        (tmp_path / FOLDER).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError):
+        of(tmp_path).write("r1", RECORDED)
+
+
+def test_old_files_are_removed_and_others_stay(tmp_path: Path):
+    files = of(tmp_path)
+    files.write("old", RECORDED)
+    (path,) = (tmp_path / FOLDER).iterdir()
+    mine = tmp_path / FOLDER / "notes.json"
+    mine.write_text("{}")
+    for each in (path, mine):
+        os.utime(each, (time.time() - 8 * 86400,) * 2)
+    files.write("new", RECORDED)
+    assert [each["replica"] for each in files.read()] == ["new"]
+    assert mine.exists()
+
+
+def test_forgetting_removes_the_files_of_one_deployment(tmp_path: Path):
+    other = of(tmp_path, deployment="Other")
+    for each in (of(tmp_path), other):
+        each.write("r1", RECORDED)
+    of(tmp_path).forget()
+    assert of(tmp_path).read() == []
+    assert len(other.read()) == 1
+
+
+def test_forgetting_without_files_is_no_error(tmp_path: Path):
+    of(tmp_path / "never made").forget()
+
+
+def test_only_the_latest_files_are_read(tmp_path: Path):
+    for number in range(MOST_FILES + 5):
+        of(tmp_path).write(f"r{number}", RECORDED)
+    assert len(of(tmp_path).read()) == MOST_FILES
+
+
+def test_too_much_is_cut_at_the_rarest_calls(tmp_path: Path):
+    long = {**CALL, "structure": ", ".join(["t0"] * 4000)}
+    calls = [{**long, "calls": 1000 - number} for number in range(200)]
+    of(tmp_path).write("r1", {**RECORDED, "calls": calls})
+    (found,) = of(tmp_path).read()
+    assert [each["calls"] for each in found["calls"]] == [
+        each["calls"] for each in calls[: len(found["calls"])]
+    ]
+    lost = sum(each["calls"] for each in calls[len(found["calls"]) :])
+    assert found["not_recorded"] == {"a reason": 2, "too much was recorded": lost}
+    (path,) = (tmp_path / FOLDER).iterdir()
+    assert path.stat().st_size <= MOST_BYTES
+
+
+def test_a_damaged_file_is_left_out(tmp_path: Path):
+    """Cut at each byte, and with 2,000 random changes: never an error, never a wrong number."""
+    files = of(tmp_path)
+    files.write("r1", RECORDED)
+    (path,) = (tmp_path / FOLDER).iterdir()
+    right = path.read_bytes()
+    random_ = random.Random(8)
+    damaged = [right[:end] for end in range(len(right))]
+    for _ in range(2000):
+        changed = bytearray(right)
+        changed[random_.randrange(len(right))] = random_.randrange(256)
+        damaged.append(bytes(changed))
+    for data in damaged:
+        path.write_bytes(data)
+        for found in files.read():
+            json.dumps(found)
+            assert all(each["calls"] >= 0 for each in found["calls"])
+
+
+@pytest.mark.parametrize("wrong", [{"calls": [1]}, {"models": [1]}, {"not_recorded": {"a": "b"}}])
+def test_a_file_of_another_kind_is_left_out(tmp_path: Path, wrong: dict[str, Any]):
+    of(tmp_path).write("r1", {"not_recorded": {}, **RECORDED})
+    (path,) = (tmp_path / FOLDER).iterdir()
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    assert of(tmp_path).read() == []
+
+
+def test_a_pipe_in_its_place_hangs_nothing(tmp_path: Path):
+    of(tmp_path).write("r1", RECORDED)
+    (path,) = (tmp_path / FOLDER).iterdir()
+    path.unlink()
+    os.mkfifo(path)
+    assert of(tmp_path).read() == []
+
+
+def test_a_writer_writes_what_is_new(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(module, "PERIOD_S", 3600.0)
+    recorded = {**RECORDED, "calls": []}
+    writer = CallWriter(of(tmp_path), "r1", lambda: recorded, new=threading.Event())
+    writer.write()
+    assert not (tmp_path / FOLDER).exists()
+    recorded = RECORDED
+    writer.write()
+    (path,) = (tmp_path / FOLDER).iterdir()
+    first = path.stat().st_ino
+    writer.write()
+    assert path.stat().st_ino == first
+
+
+def test_a_folder_that_cannot_be_written_costs_one_warning(tmp_path: Path, monkeypatch, caplog):
+    monkeypatch.setattr(module, "PERIOD_S", 3600.0)
+    (tmp_path / FOLDER).write_text("a file")
+    writer = CallWriter(of(tmp_path), "r1", lambda: RECORDED, new=threading.Event())
+    for _ in range(3):
+        writer.write()
+    (warning,) = [each for each in caplog.messages if "cannot write the recorded calls" in each]
+    assert "serve-warm plan still asks this replica" in warning
