@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,12 +17,17 @@ from serve_warm.precompile.recording import Dispatcher, find_callables
 SEED = 0
 """Seed of the random values in floating-point tensors."""
 
+WHOLE = (0, 1)
+"""Values that are tried in tensors of whole numbers. 0 is a valid index of any table. Lengths, from
+which code subtracts 1, may not be 0."""
+
 
 class ReplayedCall:
     """Makes one kind of call of a compiled callable, as an input's target."""
 
     def __init__(self, call: RecordedCall) -> None:
         self._call = call
+        self._whole = WHOLE[0]
         self.__name__ = call.name
 
     def __call__(self) -> None:
@@ -39,47 +44,59 @@ class ReplayedCall:
                 "which the plan names",
                 hint="make a new plan from the traffic of this version: serve-warm plan",
             )
-        modes = call.modes
         for dispatcher in found:
-            with torch.inference_mode(modes.get("inference_tensors", False)):
-                args, kwargs = make_arguments(call)
-            with (
-                torch.inference_mode(modes.get("inference_mode", False)),
-                torch.set_grad_enabled(modes.get("grad_mode", False)),
-                _Blame(dispatcher, call),
-            ):
-                dispatcher(*args, **kwargs)
+            try:
+                self._make(dispatcher)
+            except Exception as error:
+                # If only compiled code fails, then not the plan is wrong, but the artifact.
+                whole = self._find_whole(dispatcher, error)
+                if whole == self._whole:
+                    raise
+                self._whole = whole
+                self._make(dispatcher)
+
+    def _make(self, function: Callable[..., object]) -> None:
+        modes = self._call.modes
+        with torch.inference_mode(modes.get("inference_tensors", False)):
+            args, kwargs = make_arguments(self._call, self._whole)
+        with (
+            torch.inference_mode(modes.get("inference_mode", False)),
+            torch.set_grad_enabled(modes.get("grad_mode", False)),
+        ):
+            function(*args, **kwargs)
+
+    def _find_whole(self, dispatcher: Dispatcher, error: Exception) -> int:
+        """Return the whole number with which the call works uncompiled, after it raised an error.
+
+        Raises:
+            NotRepeatable: there is none.
+        """
+        # On a GPU, an index that is out of range ends all work of the process: only 0 is safe.
+        is_on_gpu = any("on cuda" in each for each in self._call.tensors)
+        before, texts = self._whole, list[str]()
+        for whole in (before,) if is_on_gpu else dict.fromkeys((before, *WHOLE)):
+            self._whole = whole
+            try:
+                self._make(dispatcher.callee)
+            except Exception as uncompiled:  # noqa: BLE001 - the user's code may raise anything
+                texts.append(describe_error(uncompiled))
+            else:
+                return whole
+            finally:
+                self._whole = before
+        raise NotRepeatable(texts[0], hint="remove the call from the plan") from error
 
 
-class _Blame(contextlib.AbstractContextManager[None]):
-    """Raises NotRepeatable if a call fails in the block, and also fails uncompiled.
-
-    If only compiled code fails, then not the plan is wrong, but the artifact.
-    """
-
-    def __init__(self, dispatcher: Dispatcher, call: RecordedCall) -> None:
-        self._dispatcher = dispatcher
-        self._call = call
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if not isinstance(error, Exception):
-            return
-        args, kwargs = make_arguments(self._call)
-        try:
-            self._dispatcher.callee(*args, **kwargs)
-        except Exception as uncompiled:  # noqa: BLE001 - the user's code may raise anything
-            text = describe_error(uncompiled)
-            raise NotRepeatable(text, hint="remove the call from the plan") from error
-
-
-def make_arguments(call: RecordedCall) -> tuple[list[Any], dict[str, Any]]:
+def make_arguments(call: RecordedCall, whole: int = 0) -> tuple[list[Any], dict[str, Any]]:
     """Return new arguments for a call: the recorded structure, with tensors of its metadata.
+
+    `whole` is the value in tensors of whole numbers.
 
     Raises:
         ValueError: the structure has anything that a recorder never writes.
     """
     noise = torch.Generator().manual_seed(SEED)
-    tensors = [make_tensor(each, noise) for each in call.tensors]
+    tensors = [make_tensor(each, noise, whole) for each in call.tensors]
     return arguments_of(call.structure, tensors, _of_torch)
 
 
@@ -90,11 +107,11 @@ def _of_torch(name: str) -> Any:
     return found
 
 
-def make_tensor(text: str, noise: torch.Generator) -> torch.Tensor:
+def make_tensor(text: str, noise: torch.Generator, whole: int = 0) -> torch.Tensor:
     """Return a tensor with this metadata.
 
-    Whole numbers are 0, which is a valid index of any table. Masks are True, because attention to
-    nothing gives NaN. Other numbers are random.
+    All whole numbers are `whole`. Masks are True, because attention to nothing gives NaN. Other
+    numbers are random.
     """
     found = TENSOR.fullmatch(text)
     if found is None:
@@ -110,7 +127,7 @@ def make_tensor(text: str, noise: torch.Generator) -> torch.Tensor:
     elif dtype.is_floating_point or dtype.is_complex:
         values.copy_(torch.randn(values.shape, generator=noise))
     else:
-        values.zero_()
+        values.fill_(whole)
     return made
 
 

@@ -54,6 +54,24 @@ def test_a_tensor_has_the_recorded_metadata(name: str):
     assert not made._is_view()
 
 
+def test_a_length_may_not_be_zero():
+    """The code subtracts 1 from it: the call is made with ones."""
+    function = serve_warm.compile(
+        fresh(lambda lengths: torch.nn.functional.one_hot(lengths - 1, 4)),
+        backend="eager",
+    )
+    call = RecordedCall(
+        callable=function._serve_warm.name,
+        structure="t0",
+        tensors=(describe_tensor(torch.ones(3).long()),),
+    )
+    replayed = ReplayedCall(call)
+    before = watch_process().counts()
+    for _ in range(2):
+        replayed()
+    assert (watch_process().counts() - before).compiles == 1
+
+
 def test_values_are_safe_for_indices_and_masks():
     noise = torch.Generator().manual_seed(0)
     assert not make_tensor("Tensor int64[4] strides [1] on cpu", noise).any()
