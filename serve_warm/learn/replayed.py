@@ -45,15 +45,22 @@ class ReplayedCall:
                 hint="make a new plan from the traffic of this version: serve-warm plan",
             )
         for dispatcher in found:
-            try:
-                self._make(dispatcher)
-            except Exception as error:
-                # If only compiled code fails, then not the plan is wrong, but the artifact.
-                whole = self._find_whole(dispatcher, error)
-                if whole == self._whole:
-                    raise
-                self._whole = whole
-                self._make(dispatcher)
+            error = self._try(dispatcher)
+            if error is None:
+                continue
+            # If only compiled code fails, then not the plan is wrong, but the artifact.
+            whole = self._find_whole(dispatcher, error)
+            if whole == self._whole:
+                raise error
+            self._whole = whole
+            self._make(dispatcher)
+
+    def _try(self, function: Callable[..., object]) -> Exception | None:
+        try:
+            self._make(function)
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            return error
+        return None
 
     def _make(self, function: Callable[..., object]) -> None:
         modes = self._call.modes
@@ -76,14 +83,11 @@ class ReplayedCall:
         before, texts = self._whole, list[str]()
         for whole in (before,) if is_on_gpu else dict.fromkeys((before, *WHOLE)):
             self._whole = whole
-            try:
-                self._make(dispatcher.callee)
-            except Exception as uncompiled:  # noqa: BLE001 - the user's code may raise anything
-                texts.append(describe_error(uncompiled))
-            else:
+            uncompiled = self._try(dispatcher.callee)
+            self._whole = before
+            if uncompiled is None:
                 return whole
-            finally:
-                self._whole = before
+            texts.append(describe_error(uncompiled))
         raise NotRepeatable(texts[0], hint="remove the call from the plan") from error
 
 

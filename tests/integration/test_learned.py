@@ -15,7 +15,7 @@ import ray
 import yaml
 
 from conftest import wait_until
-from serve_warm.learn.files import FOLDER
+from serve_warm.learn.call_files import FOLDER
 
 if TYPE_CHECKING:
     from conftest import App, Cluster

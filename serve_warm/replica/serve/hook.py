@@ -60,7 +60,7 @@ from serve_warm.seats.keeper import ReplicaSeats
 
 if TYPE_CHECKING:
     from serve_warm.inputs import Input
-    from serve_warm.learn.files import CallFiles, CallWriter
+    from serve_warm.learn.call_files import CallFiles, CallWriter
     from serve_warm.precompile import Checks
     from serve_warm.seats.records import SeatUse
     from serve_warm.trust import Trust
@@ -247,14 +247,14 @@ class ServeReplica(ServeCalls):
         """Write what is recorded of traffic to a file, from now on."""
         recorder = SESSION.recorder
         if recorder is not None and self._call_writer is None:
-            from serve_warm.learn.files import CallWriter
+            from serve_warm.learn.call_files import CallWriter
 
             self._call_writer = CallWriter(
                 self._call_files(), self.replica, self._recorded, new=recorder.new
             )
 
     def _call_files(self) -> CallFiles:
-        from serve_warm.learn.files import CallFiles
+        from serve_warm.learn.call_files import CallFiles
 
         return CallFiles(
             state_directory(self._config),
@@ -264,7 +264,7 @@ class ServeReplica(ServeCalls):
         )
 
     def _recorded(self) -> dict[str, Any]:
-        from serve_warm.learn.files import fitting
+        from serve_warm.learn.call_files import fitting
 
         recorder = SESSION.recorder
         if recorder is None:

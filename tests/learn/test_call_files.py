@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from serve_warm.learn import files as module
-from serve_warm.learn.files import FOLDER, MOST_BYTES, MOST_FILES, CallFiles, CallWriter
+from serve_warm.learn import call_files as module
+from serve_warm.learn.call_files import FOLDER, MOST_BYTES, MOST_FILES, CallFiles, CallWriter
 
 CALL = {
     "callable": "app.Model",
