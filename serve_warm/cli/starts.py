@@ -333,6 +333,7 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
         f"{warm['warmup']['compiler_processes']} compiler processes, "
         f"{warm['covered']['proven']}/{warm['covered']['expected']} inputs proven"
     )
+    _show_plan(cold["learned"], warm["learned"])
     # Without any entry, the warm replica does not know why.
     levels = screen.levels(warm["entries"]) or screen.levels([*built.entries])
     for line in (*(levels or [screen.TORCH_COMPILE]), *screen.distances(built.entries)):
@@ -361,6 +362,15 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
         )
     for line in built.trust.splitlines():
         click.echo(f"  {line}")
+
+
+def _show_plan(planned: Mapping[str, Any] | None, replayed: Mapping[str, Any] | None) -> None:
+    if planned is not None and replayed is not None:
+        click.echo(
+            f"  plan        {planned['kinds']} kinds of calls, of which a start replays "
+            f"{replayed['kinds']}; their code answers {replayed['share']:.0%} of "
+            f"{replayed['calls']} recorded calls"
+        )
 
 
 def _show_warnings(warnings: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import dataclasses
 import io
 import itertools
 import json
@@ -56,6 +57,12 @@ ROUNDS = 4
 
 REQUESTS = 1000
 """Number of requests after the start with the artifact."""
+
+OVER_HTTP = "fastapi_ingress"
+"""Application whose requests are timed with and without the recorder."""
+
+WARM_UP = 100
+"""Number of requests that are not timed, because they compile."""
 
 SHADES = 3
 """Largest difference of a color of a pixel, of 255, that compiled code may make."""
@@ -112,7 +119,7 @@ class Cluster:
 
     def __init__(self, app: App, port: int) -> None:
         self._app = app
-        self._port = port
+        self.port = port
 
     def run(self, bound: Any) -> None:
         """Deploy the application."""
@@ -122,7 +129,7 @@ class Cluster:
 
     def ask(self, number: int) -> bytes:
         """Return the answer to the request with this number."""
-        return send(self._app, self._app.requests[number], port=self._port, name=NAME)
+        return send(self._app, self._app.requests[number], port=self.port, name=NAME)
 
     def traffic(self, count: int) -> list[tuple[int, bytes | str]]:
         """Send requests of all kinds with several clients.
@@ -343,6 +350,40 @@ def measure(name: str) -> dict[str, Any]:
     }
 
 
+def http_ratio() -> float:
+    """Return the median seconds of a request with the recorder over those without it.
+
+    Two deployments of one application get the same request in turns. Neither has an artifact, so
+    the recorder counts each call itself.
+    """
+    import statistics
+
+    from ray import serve
+
+    app = APPS[OVER_HTTP]
+    routes = {"signatures": "/recording", "off": "/plain"}
+    seconds: dict[str, list[float]] = {record: [] for record in routes}
+    with cluster(app) as on:
+        for setting, route in routes.items():
+            settings = {"artifact": None, "record": setting}
+            serve.run(wrapped(OVER_HTTP, settings), name=setting, route_prefix=route)
+        for number in range(WARM_UP + REQUESTS):
+            for setting, route in routes.items():
+                request = app.requests[number % len(app.requests)]
+                began = time.perf_counter()
+                send(
+                    app,
+                    dataclasses.replace(request, path=route + request.path),
+                    port=on.port,
+                    name=setting,
+                )
+                if number >= WARM_UP:
+                    seconds[setting].append(time.perf_counter() - began)
+    medians = {setting: statistics.median(each) for setting, each in seconds.items()}
+    sys.stderr.write(f"medians over HTTP: {medians}\n")
+    return medians["signatures"] / medians["off"]
+
+
 def apart(function: Any, *args: Any) -> Any:
     """Call a function in a process of its own, which begins without torch and Ray."""
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
@@ -385,8 +426,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, help="file that gets the rows")
     parser.add_argument("--app", choices=APPS, action="append", help="may be repeated")
+    parser.add_argument("--http", action="store_true", help="only time requests, see http_ratio")
     parser.add_argument("--missing", action="store_true", help="measure what has no row yet")
     options = parser.parse_args()
+    if options.http:
+        result = {"http_p50_ratio": round(apart(http_ratio), 3)}
+        sys.stdout.write(json.dumps(result) + "\n")
+        if options.json is not None:
+            known = {**read(options.json), **result}
+            options.json.write_text(json.dumps(known, indent=1) + "\n")
+        return 0
     rows: dict[str, dict[str, Any]] = {row["app"]: row for row in read(options.json)["apps"]}
     for name in options.app or [each for each in APPS if not options.missing or each not in rows]:
         sys.stderr.write(f"{name}\n")

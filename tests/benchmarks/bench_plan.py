@@ -140,7 +140,7 @@ def recorded() -> dict[str, Any]:
 
 
 def reduced(plan: dict[str, Any]) -> dict[str, Any]:
-    """Build with a plan, and return the plan of the artifact, and the code that each call reached."""
+    """Build with a plan. Return the plan of the artifact, and the code that each call reached."""
     from serve_warm.learn import reduced as module
 
     seen: list[frozenset[Any]] = []

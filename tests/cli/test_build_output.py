@@ -153,3 +153,16 @@ def test_a_replica_without_a_module_names_it():
 def test_a_replica_that_died_of_something_else_is_not_explained():
     """Serve's own text is all that is known then."""
     refuse_missing_module("Traceback ...\nValueError: no\n", "Head")
+
+
+def test_a_build_with_a_plan_says_what_a_start_replays(capsys: pytest.CaptureFixture[str]):
+    def learned(kinds: int, share: float) -> dict[str, Any]:
+        return {"kinds": kinds, "proven": kinds, "calls": 5000, "share": share}
+
+    cold = report(to_proof_s=9.0) | {"learned": learned(120, 1.0)}
+    warm = report(to_proof_s=1.0) | {"learned": learned(7, 0.98)}
+    assert (
+        "  plan        120 kinds of calls, of which a start replays 7; their code answers 98% of"
+        in (shown(capsys, built(cold, warm)))
+    )
+    assert "  plan " not in shown(capsys, built(report(to_proof_s=9.0), report(to_proof_s=1.0)))

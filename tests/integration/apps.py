@@ -131,7 +131,7 @@ class Witnessed(SlowToWarm.func_or_class):
         witness.note_answered()
 
 
-witnessed = Witnessed.bind(0.3)
+witnessed = Witnessed.bind(1.0)  # so that its replay is seen on a busy machine, too
 witnessed_again = Witnessed.bind(0.2)
 """The same for Serve by name, and another version."""
 

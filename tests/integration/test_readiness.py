@@ -23,7 +23,7 @@ ROWS = {
 
 
 @pytest.mark.ray
-@pytest.mark.long
+@pytest.mark.stress  # two minutes; `make readiness` has all rows
 @pytest.mark.timeout(600)
 def test_a_row_of_each_kind_is_right(tmp_path: Path):
     """The program has a cluster of its own."""

@@ -144,7 +144,7 @@ def test_a_replica_without_an_artifact_serves_without_compiling(app, on, built, 
     assert report["warmup"]["compiles"] == report["after_ready"]["compiles"] == 0
 
 
-@pytest.mark.long
+@pytest.mark.stress  # a minute; tests/test_fingerprint.py has the factor
 def test_other_threads_are_another_variant(app, on, built, cluster):
     """The report of such a replica names the factor that differs, and the replica starts anyway.
 
