@@ -167,11 +167,18 @@ class WarmupConfig(_ClosedModel):
     content. Its calls are replayed after the declared inputs. `serve-warm build --plan` puts the
     plan into the artifact, so its replicas need no file."""
 
-    record: Literal["off", "signatures"] = "off"
+    record: Literal["off", "signatures", "values"] = "off"
     """What to record of live calls, for `serve-warm plan`. `signatures` counts kinds of calls of
     compiled callables: the structure of the arguments with the numbers in it, and the shapes of
     tensors, but no strings of requests and no values of tensors. Wrapped applications record
-    signatures unless this is `off`."""
+    signatures unless this is `off`. With `values`, requests are recorded with their values, too,
+    one for each set of compiled code, so that a start can replay them: see `scrub`."""
+
+    scrub: str | None = None
+    """A function, such as `app.privacy:scrub`, that gets the target and the arguments of a recorded
+    request, and returns the arguments to keep, or None to keep nothing. It runs before anything is
+    written to a file or leaves the replica. Without it, only texts that look like secrets are
+    replaced."""
 
     record_days: float = Field(default=7.0, gt=0)
     """How many days to keep what ended replicas have recorded, in the state directory of their

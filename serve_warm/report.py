@@ -370,6 +370,9 @@ class LearnedCalls:
 
     kinds: int
     proven: int
+    requests: int = 0
+    """Number of recorded requests, which are replayed as requests."""
+    requests_proven: int = 0
     calls: int
     """Number of recorded calls from which the plan was made."""
     share: float
@@ -377,9 +380,14 @@ class LearnedCalls:
 
     def text(self) -> str:
         """Return a line for a log or a terminal."""
+        requests = (
+            f"; {self.requests_proven} of {self.requests} recorded requests proven"
+            if self.requests
+            else ""
+        )
         return (
             f"learned: {self.proven} of {self.kinds} kinds of calls proven at their callables, "
-            f"{self.share:.0%} of {self.calls} recorded calls"
+            f"{self.share:.0%} of {self.calls} recorded calls{requests}"
         )
 
 

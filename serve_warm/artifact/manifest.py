@@ -63,6 +63,9 @@ CODEC = "zstd"
 PROVENANCE = "provenance"
 """Name of the fact that records the origin of the artifact, with the fields in `policy.FACTS`."""
 
+VALUES = "recorded_requests"
+"""Name of the fact with the number of recorded requests that the artifact contains, if any."""
+
 ACCEPTED = "accepted_torch_source"
 """Name of the fact with the functions of an untested torch that a person accepted, by place, each
 with its digest."""

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from serve_warm.artifact import catalog
-from serve_warm.artifact.manifest import Manifest
+from serve_warm.artifact.manifest import VALUES, Manifest
 from serve_warm.artifact.push import OnTaken, copy
 from serve_warm.artifact.statements import describe_filter
 from serve_warm.cli import NO, screen
@@ -73,6 +73,8 @@ def _show_manifest(manifest: Manifest) -> None:
         )
     for name, said in manifest.provenance.items():
         click.echo(f"  {name} {screen.show_line(said)}")
+    if values := manifest.facts.get(VALUES):
+        click.echo(f"  contains the values of {screen.show_line(str(values))} recorded requests")
     entries = manifest.facts.get("entries")
     for line in (*screen.levels(entries), *screen.distances(entries)):
         click.echo(f"  {line}")

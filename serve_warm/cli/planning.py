@@ -19,6 +19,7 @@ from serve_warm.learn.buckets import varying_axes
 from serve_warm.learn.differences import describe_differences
 from serve_warm.learn.plan import InputPlan, make_plan, merge_plans, read_plan
 from serve_warm.learn.recorded import RecordedCall
+from serve_warm.learn.recorded_requests import RecordedRequest
 
 
 @click.command()
@@ -63,6 +64,12 @@ from serve_warm.learn.recorded import RecordedCall
     "written.",
 )
 @click.option(
+    "--values",
+    is_flag=True,
+    help="Put recorded requests into the plan, with their values, so that a start replays them. "
+    "Replicas record them with `record: values`.",
+)
+@click.option(
     "--forget",
     is_flag=True,
     help="Let the replicas forget what they have recorded, and remove their files.",
@@ -85,6 +92,7 @@ def plan(
     seconds: float | None,
     buckets: int,
     old_file: Path | None,
+    values: bool,
     forget: bool,
     file: Path | None,
     as_json: bool,
@@ -92,7 +100,8 @@ def plan(
     """Make a plan from the calls that the replicas of a Ray cluster have recorded.
 
     A plan lists the kinds of calls to replay: shapes and structures, and the ids of multiplexed
-    models, but nothing else of a request. Review it, and pass it to serve-warm build --plan.
+    models, but nothing else of a request, unless you pass --values. Review it, and pass it to
+    serve-warm build --plan.
 
     With PLANs, it merges these plans, for example of several clusters, and asks no cluster.
     """
@@ -107,6 +116,7 @@ def plan(
         )
     made = recorded if most is None else recorded.most_frequent(most)
     made = made if seconds is None else dataclasses.replace(made, within_s=seconds)
+    made = made if values else dataclasses.replace(made, requests=())
     if not made.calls:
         raise StoreError(
             f"{source} have recorded no call that can be replayed",
@@ -132,6 +142,8 @@ def _summarize(made: InputPlan, source: str) -> None:
         f"{source}",
         err=True,
     )
+    if made.requests:
+        click.echo(f"with the values of {len(made.requests)} recorded requests", err=True)
     for why, count in made.left_out.items():
         click.echo(f"left out: {count} calls: {why}", err=True)
 
@@ -212,7 +224,8 @@ def merge(answers: Sequence[Mapping[str, Any]]) -> InputPlan:
     recorded = [RecordedCall.from_json(call) for each in records for call in each["calls"]]
     # Of one replica: more models than it may load would replace one another.
     models: list[str] = max((each.get("models", []) for each in records), key=len, default=[])
-    return make_plan(recorded, left_out, models)
+    requests = [RecordedRequest.from_json(one) for each in records for one in each["requests"]]
+    return make_plan(recorded, left_out, models, requests)
 
 
 def _ended(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

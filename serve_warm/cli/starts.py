@@ -112,6 +112,11 @@ application_option = click.option(
     "artifact.",
 )
 @click.option(
+    "--with-values",
+    is_flag=True,
+    help="Allow a plan with the values of requests. The artifact then contains them.",
+)
+@click.option(
     "--require-level",
     type=click.Choice(["2", "3"]),
     default=None,
@@ -140,6 +145,7 @@ def build(
     cpu: Cpu | None,
     if_published: Literal["refuse", "keep", "supersede"] | None,
     plan_file: str | None,
+    with_values: bool,
     require_level: str | None,
     accept_torch_source: bool,
     as_json: bool,
@@ -166,8 +172,16 @@ def build(
     _check_first(imported, deployment, store, application=application, unsigned=unsigned)
     names = list(imported.warming) if every else [deployment]
     apps = [imported.app(name, application=application) for name in names]
-    if plan_file is None:
+    plan = None if plan_file is None else read_plan(plan_file)
+    if plan is None:
         _refuse_undeclared(imported, deployment)
+    elif plan.requests and not with_values:
+        raise ConfigError(
+            f"{plan_file} has the values of {len(plan.requests)} requests, which the artifact "
+            "would contain",
+            hint="pass --with-values if everybody who can read the store may read them, or make "
+            "the plan without --values",
+        )
     results = _build_each(
         apps,
         # `sign` accepts only one unsigned artifact.
@@ -180,7 +194,7 @@ def build(
             ),
         ),
         cpu=cpu,
-        plan=None if plan_file is None else read_plan(plan_file),
+        plan=plan,
         required_level=int(require_level or 1),
         accept_torch_source=accept_torch_source,
         address=address,

@@ -27,6 +27,7 @@ from serve_warm._redaction import describe_error
 from serve_warm._regular_files import read_regular
 from serve_warm.errors import ConfigError
 from serve_warm.learn.recorded import RecordedCall
+from serve_warm.learn.recorded_requests import RecordedRequest
 from serve_warm.node import open_folder
 
 logger = logging.getLogger(__name__)
@@ -35,8 +36,12 @@ FORMAT = 1
 FOLDER = "calls"
 """Name of the folder in the state folder."""
 
-MOST_BYTES = 1 << 20
-"""Maximum size of a file. Of more calls, the rarer ones are left out."""
+MOST_BYTES = 3 << 20
+"""Maximum size of a file: 1 MiB for calls, of which the rarer ones are left out, and the rest for
+requests."""
+
+CALL_BYTES = 1 << 20
+"""Maximum size of the calls in a file."""
 
 MOST_FILES = 64
 """Maximum number of files of ended replicas that are read: the latest ones."""
@@ -141,6 +146,7 @@ def _checked(found: Mapping[str, Any]) -> Recorded:
         ConfigError: it cannot.
     """
     replica, calls = found.get("replica"), found.get("calls")
+    requests = found.get("requests", [])
     reasons, models = found.get("not_recorded"), found.get("models")
     is_right = (
         isinstance(replica, str)
@@ -149,16 +155,22 @@ def _checked(found: Mapping[str, Any]) -> Recorded:
         and all(type(each) is int for each in reasons.values())
         and isinstance(models, list)
         and all(type(each) is str for each in models)
+        and isinstance(requests, list)
     )
-    if not is_right or calls is None:
+    if not is_right or calls is None or requests is None:
         raise ConfigError("a file of recorded calls is not complete")
-    calls = [RecordedCall.from_json(each).to_json() for each in calls]
-    return {"replica": replica, "calls": calls, "not_recorded": reasons, "models": models}
+    return {
+        "replica": replica,
+        "calls": [RecordedCall.from_json(each).to_json() for each in calls],
+        "requests": [RecordedRequest.from_json(each).to_json() for each in requests],
+        "not_recorded": reasons,
+        "models": models,
+    }
 
 
 def fitting(recorded: Recorded) -> Recorded:
-    """Return recorded calls without the rarest ones, so that they take at most `MOST_BYTES`."""
-    left = MOST_BYTES - 4096
+    """Return recorded calls without the rarest ones, so that they take at most `CALL_BYTES`."""
+    left = CALL_BYTES - 4096
     for number, call in enumerate(recorded["calls"]):  # most frequent first
         left -= len(json.dumps(call)) + 2
         if left < 0:
@@ -196,7 +208,7 @@ class CallWriter:
         Never raises an error, because the next writes may succeed.
         """
         recorded = self._recorded()
-        if recorded == self._written or not recorded["calls"]:
+        if recorded == self._written or not (recorded["calls"] or recorded["requests"]):
             return
         try:
             self._files.write(self._replica, recorded)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from collections import Counter
@@ -16,7 +17,9 @@ import yaml
 from serve_warm._records import record
 from serve_warm._regular_files import explain_pipe, read_regular
 from serve_warm.errors import ConfigError
+from serve_warm.learn import recorded_requests
 from serve_warm.learn.recorded import TENSOR, RecordedCall
+from serve_warm.learn.recorded_requests import RecordedRequest
 
 FORMAT = 1
 MOST_BYTES = 4 << 20
@@ -36,6 +39,8 @@ class InputPlan:
     """The number of calls that cannot be replayed, by reason."""
     models: tuple[str, ...] = ()
     """Ids of the models of Serve's multiplexing to load first: those that a replica had loaded."""
+    requests: tuple[RecordedRequest, ...] = ()
+    """Requests with their values, if a person wants them in the plan."""
     within_s: float | None = None
     """Seconds that one replay of all calls may take. A build leaves out the calls beyond them."""
     covered: int = 0
@@ -72,7 +77,16 @@ class InputPlan:
         within_s = {} if self.within_s is None else {"within_s": self.within_s}
         covered = {"covered": self.covered} if self.covered else {}
         calls = [each.to_json() for each in self.calls]
-        return {"format": FORMAT, **within_s, **models, "calls": calls, **covered, **left_out}
+        requests = [each.to_json() for each in self.requests]
+        return {
+            "format": FORMAT,
+            **within_s,
+            **models,
+            **({"requests": requests} if requests else {}),
+            "calls": calls,
+            **covered,
+            **left_out,
+        }
 
     def to_yaml(self) -> str:
         """Return the text of a plan file."""
@@ -127,9 +141,30 @@ class InputPlan:
             calls=tuple(calls),
             left_out={str(k): int(v) for k, v in left_out.items() if type(v) is int},
             models=tuple(models),
+            requests=_requests_of(data, source),
             within_s=within_s,
             covered=covered,
         )
+
+
+REQUEST_BYTES = 256 << 10
+"""Maximum size of the requests of a plan, as JSON. An artifact's statement contains them."""
+
+
+def _requests_of(data: Mapping[str, Any], source: str) -> tuple[RecordedRequest, ...]:
+    given = data.get("requests", [])
+    if not isinstance(given, list):
+        raise ConfigError(f"{source}: `requests` must be a list")
+    try:
+        requests = tuple(RecordedRequest.from_json(each) for each in given)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error.message}", hint=error.hint) from error
+    if sum(map(recorded_requests.size_of, requests)) > REQUEST_BYTES:
+        raise ConfigError(
+            f"{source}: its requests are larger than {REQUEST_BYTES >> 10} KiB",
+            hint="remove some of them",
+        )
+    return requests
 
 
 RARE = "its kind is rarer than those in the plan"
@@ -139,10 +174,11 @@ def make_plan(
     recorded: Iterable[RecordedCall],
     not_recorded: Mapping[str, int],
     models: Sequence[str] = (),
+    requests: Iterable[RecordedRequest] = (),
 ) -> InputPlan:
     """Return the plan of the kinds of calls that can be replayed, largest first.
 
-    Kinds of several replicas are merged.
+    Kinds of several replicas are merged, and equal requests.
     """
     merged: dict[tuple[object, ...], RecordedCall] = {}
     left_out = dict(not_recorded)
@@ -154,7 +190,29 @@ def make_plan(
         total = each.calls + (known.calls if known is not None else 0)
         merged[each.key] = dataclasses.replace(each, calls=total)
     calls = sorted(merged.values(), key=lambda each: (-size_of(each), -each.calls))
-    return InputPlan(calls=tuple(calls), left_out=left_out, models=tuple(models))
+    return InputPlan(
+        calls=tuple(calls),
+        left_out=left_out,
+        models=tuple(models),
+        requests=_merged_requests(requests),
+    )
+
+
+def _merged_requests(requests: Iterable[RecordedRequest]) -> tuple[RecordedRequest, ...]:
+    """Return each request once, most frequent first, as many as a plan may have."""
+    counts = Counter[str]()
+    known: dict[str, RecordedRequest] = {}
+    for each in requests:
+        key = json.dumps({**each.to_json(), "calls": 0}, sort_keys=True)
+        known[key] = each
+        counts[key] += each.calls
+    kept, left = [], REQUEST_BYTES
+    for key, calls in counts.most_common():
+        each = dataclasses.replace(known[key], calls=calls)
+        left -= recorded_requests.size_of(each)
+        if left >= 0:
+            kept.append(each)
+    return tuple(kept)
 
 
 def merge_plans(plans: Sequence[InputPlan]) -> InputPlan:
@@ -162,7 +220,12 @@ def merge_plans(plans: Sequence[InputPlan]) -> InputPlan:
     left_out = Counter[str]()
     for each in plans:
         left_out.update(each.left_out)
-    made = make_plan([call for each in plans for call in each.calls], left_out, plans[0].models)
+    made = make_plan(
+        [call for each in plans for call in each.calls],
+        left_out,
+        plans[0].models,
+        [request for each in plans for request in each.requests],
+    )
     covered = sum(each.covered for each in plans)
     return dataclasses.replace(made, within_s=plans[0].within_s, covered=covered)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,11 @@ from serve_warm.precompile.recording import Signature, describe_structure
 
 if TYPE_CHECKING:
     from serve_warm.precompile.recording import CallCounts
+
+Tensor = torch.Tensor
+is_inference_mode_enabled = torch.is_inference_mode_enabled
+is_grad_enabled = torch.is_grad_enabled
+# In this module, because a name of another one takes longer to look up, and each call does.
 
 KINDS_KEPT = 1024
 """Maximum number of kinds. If another one comes, the rarer half is forgotten, so that a scanner's
@@ -56,6 +62,9 @@ class _Other(NamedTuple):
 
     kind: type
 
+
+reached: ContextVar[set[int] | None] = ContextVar("serve_warm_reached", default=None)
+"""The kinds of calls that the request of this context has made so far, if requests are recorded."""
 
 Kept = tuple[tuple[Any, ...], Mapping[Any, Any]]
 """What is kept of the arguments of a call."""
@@ -111,13 +120,12 @@ class Recorder:
         if not self.is_recording:
             return
         try:
-            key = (
-                id(counts),
-                torch.is_inference_mode_enabled(),
-                torch.is_grad_enabled(),
-                *map(_key, args),
-                *((name, _key(value)) for name, value in kwargs.items()),
-            )
+            parts: list[object] = [id(counts), is_inference_mode_enabled(), is_grad_enabled()]
+            for value in args:
+                parts += _metadata(value) if type(value) is Tensor else (_key(value),)
+            for name in kwargs:
+                parts += (name, _key(kwargs[name]))
+            key = tuple(parts)
             kind = self._kinds.get(key)
             if kind is None:
                 if evidence.is_replay():
@@ -126,6 +134,9 @@ class Recorder:
                 modes = _modes(_has_inference_tensor(args) or _has_inference_tensor(kwargs))
                 kind = self._add(key, _Kind(counts, kept, modes, _is_model_thread()))
             kind.calls += 1
+            kinds = reached.get()
+            if kinds is not None:
+                kinds.add(id(kind))
         except (TypeError, RuntimeError):  # a nested tensor, or a list that contains itself
             self._strange += 1
 
@@ -136,7 +147,10 @@ class Recorder:
         modes = _modes(_has_inference_tensor(tensors))
         key = (id(counts), *modes.values(), signature)
         if key not in self._kinds:
-            self._add(key, _Kind(counts, signature, modes, _is_model_thread()))
+            kind = self._add(key, _Kind(counts, signature, modes, _is_model_thread()))
+            kinds = reached.get()
+            if kinds is not None:
+                kinds.add(id(kind))
 
     def calls(self) -> tuple[list[RecordedCall], dict[str, int]]:
         """Return the kinds that were called, most frequent first, and what was not recorded.
@@ -186,11 +200,24 @@ class Recorder:
             return self._kinds.setdefault(key, kind)
 
 
+def _metadata(value: torch.Tensor) -> tuple[object, ...]:
+    """Return all that `_Tensor` and the modes keep, or a key's first call would stand for others.
+
+    It begins with a `torch.Size`, as no other part of a key does.
+    """
+    return (
+        value.shape,
+        value.dtype,
+        value.stride(),
+        value.device,
+        value.is_inference(),
+        value.requires_grad,
+    )
+
+
 def _key(value: Any) -> object:
-    if type(value) is torch.Tensor:
-        # All that `_Tensor` and the modes keep, or the first call of a key would stand for others.
-        is_special = value.is_inference(), value.requires_grad
-        return value.shape, value.dtype, value.stride(), value.device, is_special
+    if type(value) is Tensor:
+        return _metadata(value)
     if type(value) is list or type(value) is tuple:
         return type(value), *map(_key, value)
     if type(value) is dict:

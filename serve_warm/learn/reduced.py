@@ -26,13 +26,20 @@ class Reached:
 
 
 def reduce_plan(
-    plan: InputPlan, found: Sequence[Reached], *, declared: frozenset[Code] = frozenset()
+    plan: InputPlan,
+    found: Sequence[Reached],
+    *,
+    requests: Sequence[Reached] = (),
+    declared: frozenset[Code] = frozenset(),
 ) -> InputPlan:
     """Return the plan with the fewest calls that reach the same code, within its seconds.
 
-    `found` has what is known of each call of the plan, and `declared` the code that the declared
-    inputs reach.
+    `found` and `requests` have what is known of each call and request of the plan, and `declared`
+    the code that the declared inputs reach. Requests are kept before calls, because their replay
+    proves more.
     """
+    kept_requests = smallest_cover([each.codes for each in requests], given=declared)
+    declared = declared.union(*(requests[place].codes for place in kept_requests))
     kept = smallest_cover([each.codes for each in found], given=declared)
     if plan.within_s is not None:
         kept = _within(plan.within_s, kept, plan, found)
@@ -43,6 +50,7 @@ def reduce_plan(
     return dataclasses.replace(
         plan,
         calls=tuple(plan.calls[place] for place in kept),
+        requests=tuple(plan.requests[place] for place in kept_requests),
         covered=plan.covered + sum(plan.calls[place].calls for place in covered),
         left_out={**plan.left_out, **({TOO_LONG: left} if left else {})},
     )

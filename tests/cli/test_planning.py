@@ -34,6 +34,7 @@ def answer(deployment: str, *sizes: int, **not_recorded: int) -> dict[str, Any]:
         "deployment": deployment,
         "replica": f"r{next(NUMBERS)}",
         "calls": calls,
+        "requests": [],
         "not_recorded": not_recorded,
         "ended": [],
     }
@@ -127,7 +128,7 @@ def test_a_plan_of_nothing_names_the_reasons(monkeypatch):
 
 def test_what_ended_replicas_recorded_counts_once(monkeypatch):
     """All replicas of a node know of them, and a living one is asked itself."""
-    ended = {key: answer("Model", 7)[key] for key in ("calls", "not_recorded")}
+    ended = {key: answer("Model", 7)[key] for key in ("calls", "requests", "not_recorded")}
     gone = {"replica": "gone", "models": [], **ended}
     one, other = (answer("Model", 3), answer("Model", 3))
     one["ended"] = [gone, {**gone, "replica": other["replica"]}]
@@ -185,3 +186,24 @@ def test_seconds_are_kept_for_the_build(monkeypatch, two_plans):
 def test_plans_forget_nothing(monkeypatch, two_plans):
     done = run(monkeypatch, [], two_plans[0], "--forget")
     assert isinstance(done.exception, ConfigError)
+
+
+def test_values_are_in_a_plan_only_if_asked_for(monkeypatch):
+    request = {"target": "GET /ask?text=hello", "arguments": {}, "calls": 2}
+    one, other = answer("Model", 3), answer("Model", 3)
+    one["requests"] = other["requests"] = [request]
+    assert not read_plan(run(monkeypatch, [one, other]).stdout).requests
+    done = run(monkeypatch, [one, other], "--values")
+    assert "with the values of 1 recorded requests" in done.stderr
+    assert [each.to_json() for each in read_plan(done.stdout).requests] == [{**request, "calls": 4}]
+
+
+def test_a_plan_has_room_for_some_requests(monkeypatch):
+    """The most frequent ones: an artifact's statement contains them."""
+    full = answer("Model", 3)
+    full["requests"] = [
+        {"target": "POST /", "arguments": {"json": f"{number}{'x' * 60_000}"}, "calls": number}
+        for number in range(10)
+    ]
+    kept = read_plan(run(monkeypatch, [full], "--values").stdout).requests
+    assert [each.calls for each in kept] == [9, 8, 7, 6]

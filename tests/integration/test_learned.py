@@ -27,9 +27,9 @@ LENGTHS = (3, 40, 9)
 """Lengths of texts; the application pads them to 16 and 64."""
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    address = ray.get_runtime_context().gcs_address
-    line = [sys.executable, "-m", "serve_warm.cli", *words, "--address", address]
+def command(*words: str, address: bool = True) -> subprocess.CompletedProcess[str]:
+    at = ["--address", ray.get_runtime_context().gcs_address] if address else []
+    line = [sys.executable, "-m", "serve_warm.cli", *words, *at]
     return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -115,3 +115,36 @@ def test_a_new_replica_knows_what_an_ended_one_recorded(cluster: Cluster, tmp_pa
         planned.stderr
     )
     assert again.returncode == 1, "they were to be forgotten"
+
+
+def test_recorded_requests_are_replayed_as_requests(cluster: Cluster, tmp_path: Path):
+    """With `record: values`, which a person chooses, also at the build."""
+    store, file = tmp_path.as_uri(), tmp_path / "plan.yaml"
+    settings = {"artifact": store, "on_missing": "eager", "after_ready": "eager"}
+    app = deploy(cluster, **settings, record="values")
+    expected = answers(app)
+    without = command("plan")
+    command("plan", "--values", "--output", str(file))
+    cluster.delete({app.name: app})
+    build = ("build", TARGET, "--store", store, "--plan", str(file))
+    refused = command(*build)
+    built = command(*build, "--with-values")
+    inspected = command("inspect", store, address=False)
+    warm = deploy(cluster, artifact=store, on_missing="fail")
+    results, report = answers(warm), warm.report()
+    cluster.delete({warm.name: warm})
+
+    assert "requests" not in yaml.safe_load(without.stdout)
+    requests = yaml.safe_load(file.read_text())["requests"]
+    assert [(each["target"], each["calls"]) for each in requests] == [("POST /", 2), ("POST /", 1)]
+    assert requests[0]["arguments"] == {"json": [[1] * 3] * 2}
+    assert refused.returncode == 1
+    assert "which the artifact would contain" in refused.stderr
+    assert built.returncode == 0, built.stderr
+    assert "contains the values of 2 recorded requests" in inspected.stdout
+    learned = report["learned"]
+    assert (learned["requests"], learned["requests_proven"], learned["kinds"]) == (2, 2, 0)
+    assert (report["verdict"], learned["share"]) == ("full_hit", 1.0)
+    assert report["after_ready"]["compiles"] == 0
+    for ours, theirs in zip(results, expected, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)

@@ -25,7 +25,13 @@ CALL = {
     "modes": {"inference_mode": True},
     "calls": 4,
 }
-RECORDED: dict[str, Any] = {"calls": [CALL], "not_recorded": {"a reason": 2}, "models": ["de"]}
+REQUEST = {"target": "embed", "arguments": {"args": [1], "kwargs": {}}, "calls": 2}
+RECORDED: dict[str, Any] = {
+    "calls": [CALL],
+    "requests": [REQUEST],
+    "not_recorded": {"a reason": 2},
+    "models": ["de"],
+}
 
 
 def of(folder: Path, *, application: str = "app", deployment: str = "Model") -> CallFiles:
@@ -125,7 +131,9 @@ def test_a_damaged_file_is_left_out(tmp_path: Path):
             assert all(each["calls"] >= 0 for each in found["calls"])
 
 
-@pytest.mark.parametrize("wrong", [{"calls": [1]}, {"models": [1]}, {"not_recorded": {"a": "b"}}])
+@pytest.mark.parametrize(
+    "wrong", [{"calls": [1]}, {"requests": [1]}, {"models": [1]}, {"not_recorded": {"a": "b"}}]
+)
 def test_a_file_of_another_kind_is_left_out(tmp_path: Path, wrong: dict[str, Any]):
     of(tmp_path).write("r1", {"not_recorded": {}, **RECORDED})
     (path,) = (tmp_path / FOLDER).iterdir()
@@ -143,7 +151,7 @@ def test_a_pipe_in_its_place_hangs_nothing(tmp_path: Path):
 
 def test_a_writer_writes_what_is_new(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(module, "PERIOD_S", 3600.0)
-    recorded = {**RECORDED, "calls": []}
+    recorded = {**RECORDED, "calls": [], "requests": []}
     writer = CallWriter(of(tmp_path), "r1", lambda: recorded, new=threading.Event())
     writer.write()
     assert not (tmp_path / FOLDER).exists()

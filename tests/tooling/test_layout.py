@@ -133,6 +133,8 @@ ENVIRONMENT_READERS = {"config", "node", "_redaction", "seats.preload"}
 BROAD_HANDLERS = {
     "seats.preload": "an error in an import of the app must not end a worker",
     "learn.replayed": "the user's code may raise anything when it runs uncompiled",
+    "learn.replayed_requests": "the user's code may raise anything when it runs uncompiled",
+    "learn.request_recorder": "the user's function that scrubs requests may raise anything",
     "seats.keeper": "an error in one look must not end the thread that keeps seats",
     "compiler.watch": "a torch that names guards in another way must not break a request",
     "replica.record.journal": "an observer must not break a warm-up",

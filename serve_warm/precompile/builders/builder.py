@@ -363,6 +363,13 @@ class EntryBuilder:
                     table.withdraw(unit, entry, why)
 
 
+def _code_of(dispatcher: CompiledCallable) -> object:
+    """Return the code by which torch keeps what it compiled for a callable."""
+    callee: Any = dispatcher.callee
+    function = callee.forward if isinstance(callee, torch.nn.Module) else callee
+    return getattr(getattr(function, "__func__", function), "__code__", dispatcher.name)
+
+
 class RunningBuild:
     """One build of entries in this process."""
 
@@ -380,6 +387,8 @@ class RunningBuild:
         """Entries whose library is still unfinished."""
         self.tell: Callable[[Literal["trace", "entry", "library"]], None] = lambda _: None
         """Callback that receives the next step of the build."""
+        self.with_entries: set[object] = set()
+        """Code of the callables of which entries have answered calls."""
         self._answered_by = AnsweredBy()
         self._builders: weakref.WeakKeyDictionary[CompiledCallable, EntryBuilder] = (
             weakref.WeakKeyDictionary()
@@ -406,13 +415,14 @@ class RunningBuild:
         self._answered_by = AnsweredBy()
         yield self._answered_by
 
-    def note_without_entry(self) -> None:
-        """Record that no entry ran a call."""
-        self._answered_by.torch_compile = True
+    def note_without_entry(self, dispatcher: CompiledCallable) -> None:
+        """Record that no entry ran a call of a dispatcher."""
+        self._answered_by.torch_compile.add(_code_of(dispatcher))
 
     def note_answer(self, dispatcher: CompiledCallable, entry: Entry) -> None:
         """Record that an entry ran a call, which proves that the entry's state occurs again."""
         self._answered_by.entries.add(id(entry))
+        self.with_entries.add(_code_of(dispatcher))
         builder = self._builders.get(dispatcher)
         if builder is not None:
             builder.note_answer(entry)

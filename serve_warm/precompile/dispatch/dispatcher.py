@@ -241,7 +241,7 @@ class Dispatcher(HandedOver):
             return self._settling.run(args, kwargs)
         if fn is None:
             if build is not None:
-                build.note_without_entry()
+                build.note_without_entry(self)
             if answers is not None:
                 if answers.only_beside_entries and evidence.current is not None:
                     evidence.current.enter(evidence.NO_ENTRY)

@@ -108,8 +108,8 @@ class AnsweredBy:
 
     entries: set[int] = field(default_factory=set)
     """Ids of the entries."""
-    torch_compile: bool = False
-    """Whether a call had no entry."""
+    torch_compile: set[object] = field(default_factory=set)
+    """Code of the callables whose calls had no entry."""
 
 
 class Build(Protocol):
@@ -130,8 +130,8 @@ class Build(Protocol):
     def note_answer(self, dispatcher: CompiledCallable, entry: Entry) -> None:
         """Record that an entry ran a call."""
 
-    def note_without_entry(self) -> None:
-        """Record that no entry ran a call."""
+    def note_without_entry(self, dispatcher: CompiledCallable) -> None:
+        """Record that no entry ran a call of a dispatcher."""
 
     def withdraw_changed(self) -> None:
         """Withdraw the entries that no longer fit the callables that they were made for."""

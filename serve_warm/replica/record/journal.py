@@ -70,6 +70,20 @@ SIZES_OF_A_GRAPH = 8
 COMPILED = "the start compiled something that the artifact does not contain"
 
 
+@record(frozen=True, kw_only=True)
+class Planned:
+    """Which inputs come from a plan."""
+
+    names: frozenset[str] = frozenset()
+    requests: frozenset[str] = frozenset()
+    """Those of `names` that are recorded requests."""
+
+    @property
+    def calls(self) -> frozenset[str]:
+        """Those of `names` that are kinds of calls."""
+        return self.names - self.requests
+
+
 class Journal:
     """The record of one start so far. Stages write to this record, and `report()` reads it."""
 
@@ -90,7 +104,7 @@ class Journal:
         self.verdict = None if config.artifact is not None else Verdict.OFF
         """The verdict; None until it is decided. Loading sets FULL_HIT, which the report shows only
         after the replica is READY."""
-        self.planned: frozenset[str] = frozenset()
+        self.planned = Planned()
         """Names of the inputs that come from a plan."""
         self._learned: LearnedCalls | None = None
         self.is_undeclared = False
@@ -154,12 +168,23 @@ class Journal:
     @property
     def has_only_planned_inputs(self) -> bool:
         """Whether all inputs come from a plan."""
-        return all(each.name in self.planned for each in self.inputs)
+        return all(each.name in self.planned.names for each in self.inputs)
 
-    def note_plan(self, names: Collection[str], *, calls: int, share: float) -> None:
-        """Record which inputs come from a plan, and from how many calls it was made."""
-        self.planned = frozenset(names)
-        self._learned = LearnedCalls(kinds=len(names), proven=0, calls=calls, share=share)
+    def note_plan(
+        self, names: Collection[str], requests: Collection[str], *, calls: int, share: float
+    ) -> None:
+        """Record which inputs come from a plan, and from how many calls it was made.
+
+        `requests` are those of `names` that are recorded requests.
+        """
+        self.planned = Planned(names=frozenset(names), requests=frozenset(requests))
+        self._learned = LearnedCalls(
+            kinds=len(names) - len(requests),
+            proven=0,
+            requests=len(requests),
+            calls=calls,
+            share=share,
+        )
 
     def note_fingerprint(self, fingerprint: Fingerprint) -> None:
         """Record the fingerprint that artifacts are compared with."""
@@ -462,7 +487,10 @@ class Journal:
             learned=self._learned
             and dataclasses.replace(
                 self._learned,
-                proven=sum(each.proven for each in results if each.name in self.planned),
+                proven=sum(each.proven for each in results if each.name in self.planned.calls),
+                requests_proven=sum(
+                    each.proven for each in results if each.name in self.planned.requests
+                ),
             ),
             compiled_by_app=TAKEN.calls(),
             parity=self.checks.report() if self.checks is not None else None,

@@ -277,15 +277,20 @@ def suggest_target(cls: type, wrong: str) -> str:
     The hint suggests a similar method or lists all methods. The hint can name `__call__` and the
     user's own methods, but no methods of WarmupMixin.
     """
+    methods = list_targets(cls)
+    return did_you_mean(wrong, methods) or f"its methods: {', '.join(methods) or 'none'}"
+
+
+def list_targets(cls: type) -> list[str]:
+    """Return the methods that a client can call: `__call__`, and the user's own methods."""
     names: dict[bool, set[str]] = {True: set(), False: set()}
     for base in cls.__mro__[:-1]:
         names[base.__module__.partition(".")[0] == "serve_warm"].update(vars(base))
-    methods = sorted(
+    return sorted(
         name
         for name in names[False] - names[True]
         if (name == "__call__" or not name.startswith("_")) and callable(getattr(cls, name))
     )
-    return did_you_mean(wrong, methods) or f"its methods: {', '.join(methods) or 'none'}"
 
 
 async def call_like_serve(

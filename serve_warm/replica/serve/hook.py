@@ -45,6 +45,7 @@ from serve_warm.replica.serve.calls import (
     EagerOutOfMemory,
     ServeCalls,
     call_like_serve,
+    list_targets,
 )
 from serve_warm.replica.serve.loop_blocks import LoopBlocks
 from serve_warm.replica.serve.model_thread import ModelThread
@@ -61,6 +62,7 @@ from serve_warm.seats.keeper import ReplicaSeats
 if TYPE_CHECKING:
     from serve_warm.inputs import Input
     from serve_warm.learn.call_files import CallFiles, CallWriter
+    from serve_warm.learn.request_recorder import RequestRecorder
     from serve_warm.precompile import Checks
     from serve_warm.seats.records import SeatUse
     from serve_warm.trust import Trust
@@ -142,6 +144,7 @@ class ServeReplica(ServeCalls):
         self._served_unwarmed: tuple[float, float] | None = None
         """When the replica became ready without a warm-up: by CLOCK_BOOTTIME, and as Unix time."""
         self._call_writer: CallWriter | None = None
+        self._requests: RequestRecorder | None = None
         self._shown: ShownState | None = None
         """The visible state of the replica; None outside Serve."""
         if self.in_serve:
@@ -249,9 +252,28 @@ class ServeReplica(ServeCalls):
         if recorder is not None and self._call_writer is None:
             from serve_warm.learn.call_files import CallWriter
 
+            if self._config.record == "values":
+                self._record_requests()
+
             self._call_writer = CallWriter(
                 self._call_files(), self.replica, self._recorded, new=recorder.new
             )
+
+    def _record_requests(self) -> None:
+        """Record requests with their values, from now on."""
+        from serve_warm.learn.request_recorder import RequestRecorder, find_scrub
+
+        try:
+            scrub = find_scrub(self._config.scrub)
+        except ConfigError as error:
+            logger.error("requests are not recorded: %s", error)  # noqa: TRY400 - no traceback helps
+            return
+        self._requests = RequestRecorder(scrub)
+        self._requests.watch(
+            self.owner,
+            list_targets(type(self.owner)),
+            model_id=lambda: ray_serve.current_request().multiplexed_model_id,
+        )
 
     def _call_files(self) -> CallFiles:
         from serve_warm.learn.call_files import CallFiles
@@ -268,8 +290,10 @@ class ServeReplica(ServeCalls):
 
         recorder = SESSION.recorder
         if recorder is None:
-            return {"calls": [], "not_recorded": {}, "models": []}
-        return fitting({**recorder.to_json(), "models": list(ray_serve.loaded_models(self.owner))})
+            return {"calls": [], "requests": [], "not_recorded": {}, "models": []}
+        requests = [] if self._requests is None else self._requests.requests()
+        models = list(ray_serve.loaded_models(self.owner))
+        return fitting({**recorder.to_json(), "requests": requests, "models": models})
 
     def _check_when_idle(self, checks: Checks | None, loop: asyncio.AbstractEventLoop) -> None:
         if checks is not None:
@@ -440,6 +464,8 @@ class ServeReplica(ServeCalls):
             files.forget()
             if recorder is not None:
                 recorder.begin()
+            if self._requests is not None:
+                self._requests.forget()
         return found
 
     async def pack(self, *, accept_torch_source: bool = False) -> PackedReplica:

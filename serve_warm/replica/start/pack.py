@@ -46,6 +46,8 @@ class Packed(NamedTuple):
     """The build facts for its manifest."""
     answered_by: Mapping[str, AnsweredBy]
     """What answered the calls of each input; empty without compiled callables."""
+    with_entries: frozenset[object]
+    """Code of the callables of which entries have answered calls."""
 
 
 async def pack(
@@ -66,6 +68,7 @@ async def pack(
     facts = dict(build_facts(report))
     entries: dict[str, Mapping[str, bytes]] = {}
     answered_by: dict[str, AnsweredBy] = {}
+    with_entries: frozenset[object] = frozenset()
     if SESSION.has_callables():
         with building(accept_torch_source=accept_torch_source) as build:
             kinds = {(use.callable, use.call) for use in SESSION.uses()}
@@ -88,6 +91,7 @@ async def pack(
 
             await new_replay().once(noting_answers)
             build.refuse_pending()
+            with_entries = frozenset(build.with_entries)
         table = build.table
         for level, name in LEVEL_PARTS.items():
             if table.has_entries(level):
@@ -96,7 +100,7 @@ async def pack(
         if accepted := build.torch_source.accepted():
             facts[ACCEPTED] = accepted
     say("packing the caches")
-    return Packed(pack_parts(cache_directory, entries), facts, answered_by)
+    return Packed(pack_parts(cache_directory, entries), facts, answered_by, with_entries)
 
 
 class _Steps:

@@ -47,6 +47,7 @@ from serve_warm.report import Stage
 if TYPE_CHECKING:
     from serve_warm.learn.plan import InputPlan
     from serve_warm.learn.recorded import RecordedCall
+    from serve_warm.learn.recorded_requests import RecordedRequest
     from serve_warm.learn.replayed import ReplayedCall
     from serve_warm.replica.replay.ranks import Ranks
 
@@ -243,15 +244,32 @@ class Preparation(StartStep):
             return declared
         from serve_warm.learn.replayed import ReplayedCall
 
+        requests = [
+            Input(target=self._as_request(request), name=request.name) for request in plan.requests
+        ]
         planned = [
             Input(target=self._on_its_thread(ReplayedCall(call), call, plan.models), name=call.name)
             for call in plan.calls
         ]
-        inputs = list(with_unique_names([*declared, *planned]))
+        inputs = list(with_unique_names([*declared, *requests, *planned]))
         names = [each.name for each in inputs[len(declared) :]]
         self._journal.note_inputs(inputs)
-        self._journal.note_plan(names, calls=plan.recorded, share=plan.share)
+        self._journal.note_plan(
+            names, names[: len(requests)], calls=plan.recorded, share=plan.share
+        )
         return inputs
+
+    def _as_request(self, request: RecordedRequest) -> Callable[..., Any]:
+        """Return a function that makes a recorded request."""
+        from serve_warm.learn.replayed_requests import ReplayedRequest
+
+        replayed = ReplayedRequest(request, self._replica.call)
+
+        async def replay() -> None:
+            await replayed.replay()
+
+        replay.__name__ = request.name
+        return replay
 
     def _on_its_thread(
         self, replayed: ReplayedCall, call: RecordedCall, models: Sequence[str]

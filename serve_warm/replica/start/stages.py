@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from serve_warm.artifact.code_and_model import CodeAndModel
+from serve_warm.artifact.manifest import VALUES
 from serve_warm.compiler import eager_calls, evidence
 from serve_warm.compiler.compiled_objects import (
     reaches_compiled,
@@ -36,7 +37,7 @@ from serve_warm.errors import (
     WarmupTimeout,
 )
 from serve_warm.node import boot_s
-from serve_warm.precompile import SESSION, AnsweredBy
+from serve_warm.precompile import SESSION
 from serve_warm.precompile.taking import TAKEN
 from serve_warm.replica.record.journal import Journal, Observer, cpu_seconds
 from serve_warm.replica.record.timeline import Timeline
@@ -229,7 +230,7 @@ class Warmup:
 
     def _begin_recorder(self) -> None:
         """Let the dispatchers record the kinds of calls, if the settings say so."""
-        if self._config.record == "signatures" and "torch" in sys.modules:
+        if self._config.record != "off" and "torch" in sys.modules:
             from serve_warm.learn.recorder import Recorder
 
             SESSION.recorder = Recorder()
@@ -453,34 +454,48 @@ class Warmup:
         if plan is None:
             return {}
         if packed.answered_by and self._proof.ranks.size == 1:
-            plan = self._reduced(plan, packed.answered_by)
-        return {PLAN: plan.to_json()}
+            plan = self._reduced(plan, packed)
+        values = {VALUES: len(plan.requests)} if plan.requests else {}
+        return {PLAN: plan.to_json(), **values}
 
-    def _reduced(self, plan: InputPlan, answered_by: Mapping[str, AnsweredBy]) -> InputPlan:
+    def _reduced(self, plan: InputPlan, packed: Packed) -> InputPlan:
         from serve_warm.learn.reduced import Reached, reduce_plan
 
-        has_entries = any(each.entries for each in answered_by.values())
+        answered_by = packed.answered_by
         worked, left_out = self._proof.worked(), self.journal.progress.left_out
 
         def codes_of(name: str) -> frozenset[Code]:
             """Return the ids of entries, and the name where a start must make this very call.
 
             At level 1, the calls that compiled in a build compile the same code in a start, which
-            then answers the calls that compiled nothing. Beside entries, the calls that have an
-            entry compile nothing in a start, so any other call may.
+            then answers the calls that compiled nothing. But if some calls of a callable have an
+            entry, they compile nothing in a start, so any other call may.
             """
             answers = answered_by[name]
             is_needed = name in left_out or (
-                answers.torch_compile and (has_entries or name in worked)
+                answers.torch_compile
+                and (name in worked or answers.torch_compile & packed.with_entries)
             )
             return frozenset(answers.entries) | ({name} if is_needed else set())
 
         steady_s = self.journal.progress.steady_s
         # In the order of the plan: the inputs keep it, behind the declared ones.
-        planned = [each for each in answered_by if each in self.journal.planned]
-        found = [Reached(codes=codes_of(each), seconds=steady_s.get(each, 0.0)) for each in planned]
-        declared = (codes_of(each) for each in answered_by if each not in planned)
-        return reduce_plan(plan, found, declared=frozenset().union(*declared))
+        planned = self.journal.planned
+
+        def found(names: frozenset[str]) -> list[Reached]:
+            return [
+                Reached(codes=codes_of(name), seconds=steady_s.get(name, 0.0))
+                for name in answered_by
+                if name in names
+            ]
+
+        declared = (codes_of(each) for each in answered_by if each not in planned.names)
+        return reduce_plan(
+            plan,
+            found(planned.calls),
+            requests=found(planned.requests),
+            declared=frozenset().union(*declared),
+        )
 
     def _say(self, text: str) -> None:
         self.journal.timeline.say(text)

@@ -178,6 +178,10 @@ def packed_plan(
 SIZES = (8, 7, 6, 5)
 
 
+def triple(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
 def sizes_of(plan: InputPlan) -> list[str]:
     return [each.tensors[0].partition(" strides")[0] for each in plan.calls]
 
@@ -205,6 +209,17 @@ def test_calls_that_one_dynamic_graph_answers_are_replayed_once():
         compiles.append(start.report().after_ready.compiles)
     assert compiles[0] == 0
     assert compiles[1] > 0
+
+
+@pytest.mark.slow
+def test_entries_of_another_callable_change_nothing():
+    replica = Wrapped()
+    replica.owner.model = serve_warm.compile(fresh(double), backend="eager")  # level 1
+    replica.owner.other = serve_warm.compile(fresh(triple), dynamic=False)
+    calls = [call(size) for size in SIZES]
+    others = [call(size, of=replica.owner.other._serve_warm.name) for size in SIZES]
+    plan, _ = packed_plan(replica, *calls, *others)
+    assert sizes_of(plan) == [f"Tensor float32[{size}]" for size in (8, 7, *SIZES)]
 
 
 @pytest.mark.slow

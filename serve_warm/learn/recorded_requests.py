@@ -1,0 +1,169 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""One request of traffic with its values, as a plan lists it if a person wants it to.
+
+Imports neither torch nor Ray, so that the command that makes plans starts fast.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from serve_warm._records import record
+from serve_warm._redaction import excerpt
+from serve_warm.errors import ConfigError
+from serve_warm.inputs import HTTP_TARGET
+from serve_warm.learn.recorded import SHOWN
+
+MOST_BYTES = 64 << 10
+"""Maximum size of one request, as JSON."""
+
+DEEPEST = 16
+"""Maximum number of containers inside one another."""
+
+MARKS = frozenset({"$tensor", "$array", "$tuple", "$bytes"})
+"""Keys of the mappings that stand for what JSON has not."""
+
+
+class NotRecordable(Exception):
+    """A request has a value that cannot be recorded. The text says which."""
+
+
+@record(frozen=True, kw_only=True)
+class RecordedRequest:
+    """A request that reached code which no other recorded request reached."""
+
+    target: str
+    """The method, or for example `POST /embed?lang=de`."""
+    arguments: Mapping[str, Any]
+    """`args` and `kwargs` of a method; `json`, or `body` and `content_type` of an HTTP request. In
+    them, a mapping with one key of `MARKS` stands for a tensor, an array, a tuple or bytes."""
+    tensors: str = ""
+    """The tensors and arrays: a file of safetensors, in base64."""
+    model_id: str = ""
+    """Multiplexed model id."""
+    calls: int = 0
+    """Number of requests like it."""
+
+    @property
+    def name(self) -> str:
+        """The request, as reports show it, without its values."""
+        target, _, query = self.target.partition("?")
+        return f"recorded {target}{'?…' if query else ''}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the request as a plan lists it."""
+        return {
+            "target": self.target,
+            "arguments": dict(self.arguments),
+            **({"tensors": self.tensors} if self.tensors else {}),
+            **({"model_id": self.model_id} if self.model_id else {}),
+            "calls": self.calls,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> RecordedRequest:
+        """Return the request that `to_json` wrote.
+
+        Raises:
+            ConfigError: it is not such a request.
+        """
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"a recorded request is {type(data).__name__}, not a mapping")
+        known = {"target", "arguments", "tensors", "model_id", "calls"}
+        if unknown := sorted(map(str, data.keys() - known)):
+            raise ConfigError(f"a recorded request has unknown keys: {', '.join(unknown)}")
+        target, arguments, calls = data.get("target"), data.get("arguments"), data.get("calls", 0)
+        tensors, model_id = data.get("tensors", ""), data.get("model_id", "")
+        is_right = (
+            isinstance(target, str)
+            and (HTTP_TARGET.fullmatch(target) or target.isidentifier() or target == "__call__")
+            and isinstance(arguments, Mapping)
+            and isinstance(tensors, str)
+            and isinstance(model_id, str)
+            and type(calls) is int
+            and calls >= 0
+        )
+        wanted = {"json", "body", "content_type"} if " " in str(target) else {"args", "kwargs"}
+        if not is_right or arguments is None or not arguments.keys() <= wanted:
+            raise ConfigError(
+                f"a recorded request is not complete: {excerpt(str(target), SHOWN)!r}",
+                hint="it needs target (a text) and arguments (a mapping)",
+            )
+        made = cls(
+            target=str(target),
+            arguments=dict(arguments),
+            tensors=tensors,
+            model_id=model_id,
+            calls=calls,
+        )
+        if size_of(made) > MOST_BYTES:
+            raise ConfigError(f"a recorded request is larger than {MOST_BYTES >> 10} KiB: {target}")
+        return made
+
+
+def size_of(request: RecordedRequest) -> int:
+    """Return the number of bytes of a request, as JSON."""
+    return len(json.dumps(request.to_json()))
+
+
+def plain(value: Any, other: Callable[[Any], Any], depth: int = 0) -> Any:
+    """Return a value as JSON has it. `other` returns what stands for a value that JSON has not.
+
+    Raises:
+        NotRecordable: the value, or one in it, cannot be recorded.
+    """
+    if depth > DEEPEST:
+        raise NotRecordable("containers are too deep inside one another")
+    if value is None or isinstance(value, (bool, int, str)):
+        if type(value) not in (bool, int, str, type(None)):
+            raise NotRecordable(f"a value is a {type(value).__qualname__}")
+        return value
+    if type(value) is float:
+        if not math.isfinite(value):
+            raise NotRecordable("a number is not finite")
+        return value
+    if type(value) is list:
+        return [plain(each, other, depth + 1) for each in value]
+    if type(value) is tuple:
+        return {"$tuple": [plain(each, other, depth + 1) for each in value]}
+    if type(value) is dict:
+        if any(type(key) is not str or key.startswith("$") for key in value):
+            raise NotRecordable("a key of a mapping is no text, or begins with $")
+        return {key: plain(each, other, depth + 1) for key, each in value.items()}
+    return other(value)
+
+
+def restored(value: Any, other: Callable[[str, Any], Any]) -> Any:
+    """Return the value of which `plain` made this. `other` makes what stands behind a mark."""
+    if isinstance(value, list):
+        return [restored(each, other) for each in value]
+    if isinstance(value, dict):
+        mark = next(iter(value), "")
+        if len(value) == 1 and mark in MARKS:
+            inner = value[mark]
+            if mark == "$tuple":
+                return tuple(restored(each, other) for each in inner)
+            return other(mark, inner)
+        return {key: restored(each, other) for key, each in value.items()}
+    return value
+
+
+def with_texts(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
+    """Return a plain value whose texts are changed, but for those behind a mark.
+
+    `change` gets the key of the text, or of what contains it, and the text.
+    """
+    if isinstance(value, str):
+        return change(key, value)
+    if isinstance(value, list):
+        return [with_texts(each, change, key) for each in value]
+    if isinstance(value, dict):
+        mark = next(iter(value), "")
+        if len(value) == 1 and mark in MARKS - {"$tuple"}:
+            return value
+        return {name: with_texts(each, change, name) for name, each in value.items()}
+    return value
