@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import field
 from datetime import datetime
 from enum import Enum
@@ -616,7 +617,7 @@ class Report(Bounded):
             + f"{a.eager_falls} fallbacks to eager, {a.forbidden} refused"
             + _share(self.eager_calls, a.calls)
         )
-        lines += _eager(self.eager_calls)
+        lines += describe_eager(self.eager_calls)
         if self.artifact is not None:
             lines.append(f"  artifact: {self.artifact.store} {self.artifact.statement}".rstrip())
             if self.artifact.reason:
@@ -647,8 +648,16 @@ BATCHES = "batches of requests to "
 """The same for sizes of batches that Serve forms, and that no input declares."""
 
 
-def advise_on_narrow(place: str) -> str:
-    """Return what happens at a place that the inputs do not cover, and what to do."""
+def advise_on_narrow(place: str, *, is_eager: bool = False) -> str:
+    """Return what happens at a place that the inputs do not cover, and what to do.
+
+    `is_eager` says that calls that no input foresaw run uncompiled, and nothing compiles.
+    """
+    advice = _advise_on_narrow(place)
+    return advice.replace("compiles", "runs uncompiled", 1) if is_eager else advice
+
+
+def _advise_on_narrow(place: str) -> str:
     if place.startswith(BRANCH):
         return (
             "no input takes it, and a request that takes it compiles. Declare an input whose "
@@ -707,12 +716,13 @@ def _share(eager: tuple[EagerCalls, ...], calls: int) -> str:
     return f", {many} of {calls} calls eager" if many else ""
 
 
-def _eager(eager: tuple[EagerCalls, ...]) -> list[str]:
+def describe_eager(eager: Sequence[EagerCalls]) -> list[str]:
     """Return lines about the most frequent kinds of eager calls, with the inputs to declare."""
     lines = []
     for each in eager[:LINES_OF_EAGER]:
         took = "" if each.median_s is None else f", median {1000 * each.median_s:.1f} ms"
-        why = f": {each.why}" if each.why else ""
+        first = "; the first" if each.calls > 1 else ""
+        why = f"{first}: {each.why}" if each.why else ""
         took += f", {each.refused} refused because memory ran out" if each.refused else ""
         lines.append(
             f"  eager ({each.reason.value}): {each.callable} {each.call}: {each.calls} calls{took}"

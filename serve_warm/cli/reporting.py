@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from serve_warm.cli import screen
 from serve_warm.cli.observed import finite, list_of, text_of
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import MissingPackage, StoreError
-from serve_warm.report import LEVELS
+from serve_warm.report import LEVELS, EagerCalls, EagerReason, describe_eager
 from serve_warm.seats.records import SeatUse
 
 
@@ -45,6 +46,8 @@ class ReportedStart:
     error: str
     seat: str
     """Line about the seats; empty if no seats are configured."""
+    eager: Sequence[str]
+    """Lines about the most frequent eager calls, with the inputs to declare."""
 
     def lines(self) -> list[str]:
         """Return the lines that a terminal shows."""
@@ -60,6 +63,7 @@ class ReportedStart:
         said = [" ".join(filter(None, facts))]
         said += [f"artifact: {self.reason}"] if self.reason else []
         said += [self.seat] if self.seat else []
+        said += self.eager
         said += [f"degraded: {why}" for why in self.degraded]
         said += [f"warning: {text}" for text in self.warnings]
         said += [f"error: {self.error}"] if self.error else []
@@ -178,7 +182,23 @@ def _start(
         warnings=[text_of(each) for each in list_of(said.get("warnings"))],
         error=text_of(said.get("error")),
         seat=_seat(said.get("seat")),
+        eager=_eager(said),
     )
+
+
+def _eager(said: Mapping[str, Any]) -> list[str]:
+    """Return the lines about eager calls, which a state file has, or which a report describes."""
+    if "eager" in said:
+        return [text_of(each).strip() for each in list_of(said["eager"])]
+    known = {each.name for each in dataclasses.fields(EagerCalls)}
+    calls: list[EagerCalls] = []
+    for each in list_of(said.get("eager_calls")):
+        with contextlib.suppress(ArithmeticError, AttributeError, TypeError, ValueError):
+            given = {name: each[name] for name in known & each.keys()}
+            made = EagerCalls(**{**given, "reason": EagerReason(given["reason"])})
+            describe_eager([made])  # another release may have written other types
+            calls.append(made)
+    return [line.strip() for line in describe_eager(calls)]
 
 
 def _seat(said: Any) -> str:

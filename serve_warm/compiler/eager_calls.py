@@ -54,9 +54,10 @@ calls as one."""
 class EagerKind:
     """One kind of call: its count, its times, and what would have prevented it."""
 
-    def __init__(self, *, may_back_off: bool) -> None:
+    def __init__(self, reason: EagerReason, *, may_back_off: bool) -> None:
         self.calls = 0
         self.seconds = 0.0
+        self.reason = reason
         self.why = ""
         """Why no compiled code fits, in words."""
         self.declare = ""
@@ -115,7 +116,7 @@ class EagerRecord:
                     break
             is_own, kind = key[1] == call, self._kinds.get(key)
             if is_new := kind is None:
-                kind = self._kinds[key] = EagerKind(may_back_off=is_own)
+                kind = self._kinds[key] = EagerKind(reason, may_back_off=is_own)
             kind.calls += 1
             return kind, is_new and is_own
 
@@ -170,13 +171,16 @@ class EagerAnswers:
         *,
         replayed: EagerRecord,
         takes: Callable[[], bool] = lambda: True,
+        takes_in_torch: Callable[[], bool] | None = None,
         only_beside_entries: bool = False,
         on_new: Callable[[str, str, EagerKind], None] = lambda *_: None,
         no_memory: Callable[[str, float], BaseException] | None = None,
     ) -> None:
         self.takes = takes
         """Whether a call that has no compiled code and that comes now runs eagerly."""
-        self.takes_in_torch: Callable[[], bool] = _never if only_beside_entries else takes
+        self.takes_in_torch: Callable[[], bool] = takes_in_torch or (
+            _never if only_beside_entries else takes
+        )
         """The same for calls of torch.compile's own code, and of callables without any entries."""
         self.only_beside_entries = only_beside_entries
         self._replayed = replayed
@@ -270,7 +274,10 @@ def answer(
         error = raised
         raise
     finally:
-        call.ended(began, error)
+        try:
+            call.ended(began, error)
+        finally:
+            error = None  # whose traceback has this frame, and this frame the arguments
 
 
 def _describe(
@@ -286,7 +293,10 @@ def _describe(
         name or f"args[{number}]": value
         for number, (name, value) in enumerate(zip_longest(names[: len(args)], args))
     }
-    return str(InputSignature.of({**named, **kwargs}))
+    try:
+        return str(InputSignature.of({**named, **kwargs}))
+    except Exception:  # noqa: BLE001 - an argument's own methods may raise anything
+        return "(...)"
 
 
 class _InDynamo(threading.local):
@@ -315,8 +325,11 @@ def run_below(
         raise
     finally:
         call = _in_dynamo.swap(before)
-        if call is not None:
-            call.ended(began, error)
+        try:
+            if call is not None:
+                call.ended(began, error)
+        finally:
+            error = None  # whose traceback has this frame, and this frame the arguments
 
 
 def note_in_dynamo(call: EagerCall) -> None:

@@ -255,7 +255,7 @@ class LightModule(torch.nn.Module):
         forward = dispatcher.__call__
         vars(self).update({"forward": forward, OWN_FORWARD: forward})
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
         """Run the hooks of this module, then the library for this call or torch.compile's code."""
         state = self.__dict__
         if (
@@ -335,7 +335,7 @@ class _WhenCalled:
         self._compiled: Callable[..., object] | None = None
         self._lock = threading.Lock()
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
         compiled, answers = self._compiled, eager_calls.answers
         if compiled is None:
             if answers is not None and answers.takes_in_torch():
@@ -385,7 +385,7 @@ class _CompiledFunction:
         self._shared: dict[str, Shared] = {}
         """Maps the name of a class to what the compiled methods of its instances share."""
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
         return self._serve_warm(*args, **kwargs)
 
     def __get__(self, instance: object, owner: object = None) -> Callable[..., object]:

@@ -16,6 +16,7 @@ from serve_warm import cli
 from serve_warm._state_file import StateFile
 from serve_warm.cli import reporting
 from serve_warm.errors import StoreError
+from serve_warm.report import EagerCalls, EagerReason, describe_eager
 from serve_warm.seats.records import SeatUse
 
 SPANS = [
@@ -120,3 +121,36 @@ def test_a_directory_without_replicas_is_said(tmp_path: Path):
     with pytest.raises(StoreError, match="no replica has written to") as caught:
         run("--state-dir", str(tmp_path))
     assert "--address" in caught.value.hint
+
+
+EAGER = {
+    "callable": "app.Net",
+    "call": "x=float32[5, 256]",
+    "reason": "unforeseen",
+    "calls": 2,
+    "median_s": 0.0009,
+    "why": "no entry for this call",
+    "declare": "Input(target='GET /')",
+}
+CALL = "eager (unforeseen): app.Net x=float32[5, 256]: 2 calls, median 0.9 ms; the first: no entry"
+LINES = [f"  {CALL} for this call", "  declare Input(target='GET /')"]
+
+
+def test_eager_calls_have_lines_with_inputs_to_declare(tmp_path: Path):
+    """The runbook of their alert reads them."""
+    calls = [EagerCalls(**{**EAGER, "reason": EagerReason.UNFORESEEN})]
+    names = {"application": "shop", "deployment": "Ranker", "replica": "a"}
+    state = StateFile(tmp_path / "state", **names)
+    state.write({**FACTS, "eager": describe_eager(calls)})
+    shown = run("--state-dir", str(tmp_path / "state"))
+    state.close()
+    assert [line for line in shown.splitlines() if line in LINES] == LINES
+
+
+@pytest.mark.parametrize("wrong", [None, [1], [{"reason": "none"}], [{**EAGER, "calls": "x"}]])
+def test_a_report_of_a_cluster_has_them_as_well(monkeypatch: pytest.MonkeyPatch, wrong: Any):
+    named = {"application": "shop", "deployment": "Ranker", "replica": "a"}
+    asked = [{**FACTS, **named, "eager_calls": [*(wrong or []), EAGER]}]
+    monkeypatch.setattr("serve_warm.builder.cluster.ask_replicas", lambda _: asked)
+    (start,) = reporting.of_cluster("here")
+    assert [f"  {line}" for line in start.eager] == LINES

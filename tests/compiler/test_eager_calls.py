@@ -4,14 +4,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
+import serve_warm
 from compiled import compiled, double, fresh
 from levels import answered_eagerly, answers_in
 from models import Scaled, close, x
@@ -49,6 +53,45 @@ def test_a_call_that_never_compiled_runs_eagerly():
     with answered_eagerly() as record:
         assert torch.equal(function(torch.ones(3)), double(torch.ones(3)))
     assert [seen.calls for seen in record.calls()] == [1]
+
+
+@pytest.mark.parametrize("kind", ["torch.compile", "serve_warm.compile"])
+def test_an_error_keeps_no_arguments_alive(kind: str):
+    """On a GPU, out of memory is such an error, and the batch would stay allocated."""
+
+    def fails(given: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of something")
+
+    compile_ = compiled if kind == "torch.compile" else serve_warm.compile
+    function: Any = compile_(fails)
+    gc.disable()
+    try:
+        with answered_eagerly():
+            given = torch.ones(3)
+            seen = weakref.ref(given)
+            with contextlib.suppress(RuntimeError):
+                function(given)
+            del given
+            assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_an_argument_that_cannot_be_described_fails_no_call():
+    class Strange(dict[str, int]):
+        def items(self) -> Any:
+            raise KeyError("items")
+
+    function: Any = serve_warm.compile(lambda given, more: given + len(more))
+    with answered_eagerly() as record:
+        assert function(torch.ones(1), Strange(a=1)).item() == 2
+    assert [seen.calls for seen in record.calls()] == [1]
+
+
+def test_an_argument_may_be_named_self():
+    function: Any = serve_warm.compile(lambda given, **more: given + more["self"])
+    with answered_eagerly():
+        assert function(torch.ones(1), self=3).item() == 4
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -132,6 +132,7 @@ ENVIRONMENT_READERS = {"config", "node", "_redaction", "seats.preload"}
 # One broad handler each, because errors in the code that they call must not break the caller.
 BROAD_HANDLERS = {
     "seats.preload": "an error in an import of the app must not end a worker",
+    "compiler.eager_calls": "an argument that cannot be described must not break a request",
     "learn.replayed": "the user's code may raise anything when it runs uncompiled",
     "learn.replayed_requests": "the user's code may raise anything when it runs uncompiled",
     "learn.request_recorder": "the user's function that scrubs requests may raise anything",

@@ -59,6 +59,17 @@ OBJECTS_WITHOUT_SHARING = 4
 """Number of calls to new instances of one class before they share a watch and their known calls."""
 
 
+class Unusable:
+    """Why the code of an entry cannot be used: it was withdrawn, or cannot be loaded."""
+
+    def __init__(self, error: NoEntry) -> None:
+        self._error = error
+
+    def __call__(self) -> str:
+        """Return the reason."""
+        return str(self._error)
+
+
 @record(frozen=True, kw_only=True)
 class Binding:
     """The known facts about a callable and its entries, valid until the callable changes."""
@@ -89,6 +100,13 @@ class Binding:
     """Maps each state of the model to the known calls in this state. A state is written as the
     indexes of the entries that match. So calls are still recognized when the model returns to an
     earlier state."""
+
+    @property
+    def was_changed(self) -> bool:
+        """Whether no entry matches, because the application changed or replaced the object."""
+        if self.entries or not self.unfit:
+            return False
+        return not any(isinstance(why, Unusable) for why in self.unfit.values())
 
     @property
     def runs_eagerly(self) -> bool:
@@ -230,7 +248,7 @@ class CallsOfObjects:
         unfit: dict[str, Why] = {}
         for number, function in enumerate(self._functions):
             if isinstance(function, NoEntry):
-                unfit[self._calls[number]] = functools.partial(str, function)
+                unfit[self._calls[number]] = Unusable(function)
             elif number not in fitting:
                 unfit[self._calls[number]] = functools.partial(
                     self._facts.why_unfit, number, callee
@@ -485,7 +503,7 @@ def _sort(
     for number, function in enumerate(functions):
         entry = unit.entries[number]
         if isinstance(function, NoEntry):
-            unfit[str(entry.signature)] = functools.partial(str, function)
+            unfit[str(entry.signature)] = Unusable(function)
         elif (broken := find_broken(number)) is not None:
             unfit[str(entry.signature)] = broken
         else:

@@ -245,7 +245,7 @@ class Dispatcher(HandedOver):
             if answers is not None:
                 if answers.only_beside_entries and evidence.current is not None:
                     evidence.current.enter(evidence.NO_ENTRY)
-                reason = EagerReason.CHANGED if binding.unfit and not binding.entries else None
+                reason = EagerReason.CHANGED if binding.was_changed else None
                 return eager_calls.answer(
                     answers, self.name, self.callee, args, kwargs, why=lambda: use[2], reason=reason
                 )
@@ -433,8 +433,15 @@ class Dispatcher(HandedOver):
             value = self.callee(*args, **kwargs)
             self._count(call, 1, str(error))
             return value
-        self._count(call, 1, _why_not_run(fn, error))
-        return self.stock(*args, **kwargs)
+        why = _why_not_run(fn, error)
+        self._count(call, 1, why)
+        answers = None if SESSION.being_built is not None else eager_calls.answers
+        if answers is not None and answers.takes():
+            return eager_calls.answer(
+                answers, self.name, self.callee, args, kwargs, why=lambda: why
+            )
+        with evidence.below(why):
+            return self.stock(*args, **kwargs)
 
 
 def _may_remember(binding: Binding, fn: Callable[..., object] | None, *, is_checked: bool) -> bool:

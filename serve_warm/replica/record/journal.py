@@ -203,6 +203,10 @@ class Journal:
         self.verdict = Verdict.EAGER
         self._is_uncompiled = is_uncompiled
 
+    def note_uncompiled(self, is_uncompiled: Callable[[], bool]) -> None:
+        """Record that nothing was compiled, although the policy was another one."""
+        self._is_uncompiled = is_uncompiled
+
     def note_undeclared(self) -> None:
         """Warn that there is nothing to replay."""
         self.is_undeclared = True

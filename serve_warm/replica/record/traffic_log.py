@@ -28,6 +28,9 @@ line."""
 EAGER_CALL = "eager_call"
 """The kind of events about calls that ran eagerly instead of compiling."""
 
+NO_ARTIFACT = "the start had no artifact"
+"""Reason of an eager call in a replica that serves without an artifact."""
+
 LOGGED = ("kind", "function", "signature", "seconds", "reason")
 """Facts of an event that are fields of its log record."""
 
@@ -58,6 +61,8 @@ OTHER_THREAD = (
 )
 
 ADVICE = {
+    NO_ARTIFACT: "uncompiled code has answered it, as it answers all calls until there is an "
+    "artifact: run serve-warm build, and then replace the replica",
     # torch says this if another thread was compiling and no guard failed (2.13).
     "Unexpected recompilation": RACE,
     re.escape(ANOTHER): "replace compiled objects in reconfigure(), after which serve_warm proves "
@@ -119,13 +124,15 @@ class TrafficLog:
         self._silent_until[group] = time.monotonic() + PERIOD_S
         unlogged = self._unlogged.pop(group, 0)
         logger.warning(
-            "after ready: kind=%s function=%s input=[%s]%s%s events=%d; %s",
+            "after ready: kind=%s function=%s input=[%s]%s%s %s=%d; %s",
             event.kind,
             event.function,
             event.signature,
             # The time of an eager call is not known yet.
             "" if event.kind == EAGER_CALL else f" seconds={event.seconds:.2f}",
             _describe_reason(event),
+            # Each new kind of eager calls is an event, and not each call.
+            "kinds" if group else "events",
             unlogged,
             self._advise(event, proven_on, suggest),
             extra=fields(

@@ -156,7 +156,8 @@ class Replay:
                 return
             if item.name in self.progress.left_out:
                 continue
-            _, error = await self._timed.make(item)
+            with evidence.note_calls() as calls, calls.of_replay():
+                _, error = await self._timed.make(item)
             if error is not None and not self._calls.may_be_left_out(error):
                 raise error
             self._changed()

@@ -18,6 +18,7 @@ from typing import Any
 from ray import serve
 
 from serve_warm._redaction import describe_error
+from serve_warm.report import Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -50,13 +51,18 @@ async def why_not_eager(
     if not compiled:
         return ""
     if len(answers) == 1:
-        return f"another replica of {deployment} runs compiled code"
-    return f"{len(compiled)} of {len(answers)} other replicas of {deployment} run compiled code"
+        return f"another replica of {deployment} runs compiled code, or may"
+    return (
+        f"{len(compiled)} of {len(answers)} other replicas of {deployment} run compiled code, or "
+        "may"
+    )
 
 
 def _is_compiled(report: Mapping[str, Any]) -> bool:
+    """Return whether a replica runs compiled code, or may: without a warm-up, nobody knows."""
     # Not by its stage, which a `reconfigure` changes while the replica serves.
-    return not report["uncompiled"]
+    runs_none = report["uncompiled"] or report["nothing_compiles"]
+    return not runs_none and report["verdict"] != Verdict.EAGER.value
 
 
 async def _ask(application: str, deployment: str) -> list[dict[str, Any]] | None:
@@ -64,7 +70,6 @@ async def _ask(application: str, deployment: str) -> list[dict[str, Any]] | None
     status = await asyncio.to_thread(serve.status)
     found = status.applications.get(application)
     states = dict(found.deployments[deployment].replica_states) if found else {}
-    # This replica is STARTING. UPDATING ones serve, too.
     # This replica is STARTING, and STOPPING ones get no requests. All others serve, or may again.
     if not any(count for state, count in states.items() if state not in ("STARTING", "STOPPING")):
         return None

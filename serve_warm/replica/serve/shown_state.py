@@ -15,7 +15,7 @@ from serve_warm import metrics, node
 from serve_warm._private_folders import state_folder
 from serve_warm._state_file import Heartbeat
 from serve_warm.config import WarmupConfig
-from serve_warm.report import Report, Stage, Verdict
+from serve_warm.report import Report, Stage, Verdict, describe_eager
 
 STATE_PERIOD_S = 0.2
 """Minimum seconds between two writes of the state file while inputs are replayed."""
@@ -120,6 +120,7 @@ def facts_of(report: Report) -> dict[str, Any]:
         "reason": report.artifact.reason if report.artifact else "",
         "warnings": list(report.warnings),
         "seat": report.seat.text() if report.seat is not None else "",
+        "eager": describe_eager(report.eager_calls),
         "elapsed_s": report.elapsed_s,
         "stage_seconds": report.stage_seconds,
         "metrics": metrics.as_data(report),

@@ -173,13 +173,6 @@ class Proof(StartStep):
         self._journal.note_inputs(inputs)
         return dataclasses.replace(prepared, inputs=inputs)
 
-    async def replay_and_compare(self, prepared: Prepared, deadline: Deadline) -> None:
-        """Replay and prove; do this again if an entry's results differ from eager execution."""
-        await self.replay_and_prove(prepared, deadline)
-        if await self.withdraws_entries():
-            # The calls of a withdrawn entry now run other code, which is not warm yet.
-            await self.replay_and_prove(prepared, deadline)
-
     async def blame_artifact(self, failed: ReplayFailed, loaded: Loaded) -> ArtifactRefused | None:
         """Return a refusal if the artifact's code raises an error that eager code does not raise.
 
@@ -331,6 +324,9 @@ class Proof(StartStep):
             )
         return bool(checks.failed)
 
+    def _advise(self, place: str) -> str:
+        return advise_on_narrow(place, is_eager=self._config.after_ready == "eager")
+
     def look_at_build(self, inputs: Sequence[Input]) -> None:
         """Say that the lines so far are about another application or other inputs, if so."""
         journal = self._journal
@@ -362,7 +358,7 @@ class Proof(StartStep):
         )
         self._journal.note_varied(self.digest_of(inputs))
         for each in self._journal.narrow:
-            logger.warning("the inputs are narrow: %s: %s", each, advise_on_narrow(each))
+            logger.warning("the inputs are narrow: %s: %s", each, self._advise(each))
         if (batches or varied) and progress.proven:
             await self._prove_after_trials(self._replays[-1])
 
@@ -407,7 +403,7 @@ class Proof(StartStep):
             if not is_users(file):
                 unvaried.append(line)
             elif line not in narrow:
-                logger.warning("the inputs are narrow: %s: %s", line, advise_on_narrow(line))
+                logger.warning("the inputs are narrow: %s: %s", line, self._advise(line))
                 narrow.append(line)
         self._journal.note_coverage(narrow=narrow, unvaried=unvaried)
 
@@ -434,7 +430,7 @@ class Proof(StartStep):
         found = tuple(f"{excerpt(path)}{UNCALLED}" for path in uncalled[:MOST_UNCALLED])
         for each in found:
             if each not in journal.narrow:
-                logger.warning("the inputs are narrow: %s: %s", each, advise_on_narrow(each))
+                logger.warning("the inputs are narrow: %s: %s", each, self._advise(each))
         # The artifact has the lines of its build, whose inputs may have been others.
         others = [each for each in journal.narrow if UNCALLED not in each]
         journal.note_coverage(narrow=[*others, *found])

@@ -41,7 +41,7 @@ from serve_warm.precompile import SESSION
 from serve_warm.precompile.taking import TAKEN
 from serve_warm.replica.record.journal import Journal, Observer, cpu_seconds
 from serve_warm.replica.record.timeline import Timeline
-from serve_warm.replica.record.traffic_log import EAGER_CALL
+from serve_warm.replica.record.traffic_log import EAGER_CALL, NO_ARTIFACT
 from serve_warm.replica.replay import ranks
 from serve_warm.replica.replay.call_evidence import HEALTH_CHECK
 from serve_warm.replica.replay.timed_calls import Deadline
@@ -100,6 +100,8 @@ class Warmup:
         """The calls of replays that ran eagerly."""
         self._is_late = False
         """Whether a deadline has passed and the policy is to serve."""
+        self._is_eager_beside_entries = False
+        """Whether calls without an entry run eagerly, if their callable has entries."""
         self._prepared = Prepared()
         known = known or Report(
             application=replica.application,
@@ -196,10 +198,10 @@ class Warmup:
                 await self._run_eagerly(deadline)
                 return
             if self._config.on_missing == "eager" and SESSION.loaded is not None:
-                self._answer_eagerly(EagerReason.NO_ENTRY, only_beside_entries=True)
+                self._answer_eagerly_beside_entries()
             self._prepared = prepared = await proof.add_health_check(prepared, deadline)
             try:
-                await proof.replay_and_compare(prepared, deadline)
+                await self._replay_and_compare(prepared, deadline)
             except ReplayFailed as error:
                 refusal = None if self._is_late else await proof.blame_artifact(error, loaded)
                 if refusal is None:
@@ -208,12 +210,27 @@ class Warmup:
                 if (await loading.go_on_without(refusal, prepared)).is_eager:
                     await self._run_eagerly(deadline)
                     return
-                await proof.replay_and_compare(prepared, deadline)
+                await self._replay_and_compare(prepared, deadline)
             await self._look_for_gaps(proof, prepared, loaded)
             proof.judge(loaded.missing)
             self._refuse_partial()
             # Ranks become ready together, because a first request would wait for the other ranks.
             await group.agree("being ready", None, timeout_s=deadline.left())
+
+    async def _replay_and_compare(self, prepared: Prepared, deadline: Deadline) -> None:
+        """Replay and prove; do this again if an entry's results differ from eager execution."""
+        proof = self._proof
+        await proof.replay_and_prove(prepared, deadline)
+        before, is_beside = eager_calls.answers, self._is_eager_beside_entries
+        if self._config.on_refused == "eager" and SESSION.loaded is not None:
+            # All other calls have their code by now.
+            self._answer_eagerly_beside_entries(in_torch=True)
+        if await proof.withdraws_entries():
+            # The calls of a withdrawn entry now run other code, which is not warm yet.
+            await proof.replay_and_prove(prepared, deadline)
+        else:
+            eager_calls.answer_from_now_on(before)
+            self._is_eager_beside_entries = is_beside
 
     async def _look_for_gaps(self, proof: Proof, prepared: Prepared, loaded: Loaded) -> None:
         """Look for calls that the declared inputs do not make, but that traffic can make."""
@@ -244,7 +261,8 @@ class Warmup:
         if loaded.is_eager:
             self._is_eager = True
             record = self.journal.eager_record
-            self.journal.note_eager(is_uncompiled=lambda: not record.is_empty)
+            compiles = bool(TAKEN.calls()) or reaches_compiled(self._replica.owner)
+            self.journal.note_eager(is_uncompiled=lambda: compiles or not record.is_empty)
             self._answer_eagerly(EagerReason.NO_ARTIFACT)
         self.journal.note_undeclared()
 
@@ -261,17 +279,48 @@ class Warmup:
             self._prepared, deadline, has_run=lambda: not self._replayed.is_empty
         )
 
-    def _answer_eagerly(self, reason: EagerReason, *, only_beside_entries: bool = False) -> None:
+    def _answer_eagerly(
+        self,
+        reason: EagerReason,
+        *,
+        only_beside_entries: bool = False,
+        takes_in_torch: Callable[[], bool] | None = None,
+    ) -> None:
         eager_calls.answer_from_now_on(
             EagerAnswers(
                 self.journal.eager_record,
                 reason,
                 replayed=self._replayed,
+                takes_in_torch=takes_in_torch,
                 only_beside_entries=only_beside_entries,
                 on_new=self._note_eager_call,
                 no_memory=self._replica.no_memory,
             )
         )
+
+    def _answer_eagerly_beside_entries(self, *, in_torch: bool = False) -> None:
+        """From now on, run calls without an entry eagerly, if their callable has entries.
+
+        With `in_torch`, also other calls for which torch has no code, until READY.
+        """
+        self._is_eager_beside_entries = True
+        journal = self.journal
+        self._answer_eagerly(
+            EagerReason.NO_ENTRY,
+            only_beside_entries=True,
+            takes_in_torch=(lambda: journal.stage is not Stage.READY) if in_torch else None,
+        )
+
+    def _answer_unforeseen_eagerly(self) -> None:
+        """From now on, run calls that would compile eagerly."""
+        is_cold = self._is_late and SESSION.loaded is None
+        if is_cold and not self.journal.report().warmup.compiles:
+            # The deadline passed before anything was compiled.
+            record = self.journal.eager_record
+            self.journal.note_uncompiled(lambda: not record.is_empty)
+        reason = EagerReason.NO_ARTIFACT if is_cold else EagerReason.UNFORESEEN
+        self._answer_eagerly(reason)
+        look_at_fallen()
 
     def _refuse_partial(self) -> None:
         """Raise WarmupFailed if the artifact has gaps, and `on_partial` is `fail`."""
@@ -303,8 +352,7 @@ class Warmup:
         if self._config.after_ready == "forbid" and not self._is_eager:
             seen.forbidden = self._replica.refusal
         elif self._config.after_ready == "eager" and not self._is_eager:
-            self._answer_eagerly(EagerReason.UNFORESEEN)
-            look_at_fallen()
+            self._answer_unforeseen_eagerly()
         if journal.checks is not None:
             journal.checks.serve()
         return journal.say_ready()
@@ -335,9 +383,12 @@ class Warmup:
 
         answers = EagerAnswers(
             requests,
-            EagerReason.UNFORESEEN,
+            EagerReason.NO_ENTRY if self._is_eager_beside_entries else EagerReason.UNFORESEEN,
             replayed=self._replayed,
-            takes=takes,
+            # There may be no compiler, and code that torch compiles now would let it compile later.
+            takes=(lambda: True) if self._is_eager_beside_entries else takes,
+            takes_in_torch=takes,
+            only_beside_entries=self._is_eager_beside_entries,
             no_memory=self._replica.no_memory,
         )
         with eager_calls.answering(answers), self._watch_paused():
@@ -354,6 +405,8 @@ class Warmup:
                 if raised is not None:  # Serve replaces the replica, unless only its rank changed
                     journal.fail(raised)
         journal.return_to_ready()
+        if self._config.after_ready == "eager" and not self._is_eager:
+            look_at_fallen()  # the proof has looked away again
         eager: Counter[str] = Counter()
         for each in requests.calls():
             eager[each.callable] += each.calls
@@ -365,6 +418,16 @@ class Warmup:
             if eager
             else "",
         )
+
+    @contextlib.contextmanager
+    def _events_unnoticed(self) -> Iterator[None]:
+        """In the block, log no event as one of traffic."""
+        seen = watch_process()
+        on_event, seen.on_event = seen.on_event, None
+        try:
+            yield
+        finally:
+            seen.on_event = on_event
 
     @contextlib.contextmanager
     def _watch_paused(self) -> Iterator[None]:
@@ -406,7 +469,8 @@ class Warmup:
         self.journal.log_compile(event, lambda event: self._replica.suggest(event, declared))
 
     def _note_eager_call(self, function: str, call: str, kind: EagerKind) -> None:
-        event = CompileEvent(kind=EAGER_CALL, function=function, signature=call, reason=kind.why)
+        why = kind.why or (NO_ARTIFACT if kind.reason is EagerReason.NO_ARTIFACT else "")
+        event = CompileEvent(kind=EAGER_CALL, function=function, signature=call, reason=why)
         kind.declare = self._replica.suggest(event, self._prepared.inputs)
         self.journal.log_compile(event, lambda _: kind.declare)
 
@@ -430,9 +494,10 @@ class Warmup:
             try:
                 if self._config.after_ready == "eager":
                     self._say("running the inputs without torch.compile")
-                    await self._proof.require_eager(
-                        self._prepared, Deadline(self._config.deadline_s)
-                    )
+                    with self._events_unnoticed():
+                        await self._proof.require_eager(
+                            self._prepared, Deadline(self._config.deadline_s)
+                        )
                 packed = await pack(
                     self.report(),
                     self.caches.directory,

@@ -15,9 +15,19 @@ import pytest
 from serve_warm.replica.serve import rollout
 from serve_warm.replica.serve.rollout import KUBERAY, why_not_eager
 
-EAGER = {"stage": "READY", "uncompiled": True}
-COMPILED = {"stage": "READY", "uncompiled": False}
-UPDATING = {"stage": "REPLAYING", "uncompiled": False}
+
+def report(verdict: str = "full_hit", **other: Any) -> dict[str, Any]:
+    known = {"stage": "READY", "uncompiled": False, "nothing_compiles": False}
+    return {**known, "verdict": verdict, **other}
+
+
+EAGER = report("late", uncompiled=True)
+COMPILED = report()
+UPDATING = report(stage="REPLAYING")
+NO_TRAFFIC_YET = report("eager")
+"""An eager replica that knows no inputs, and has had no call."""
+COMPILES_NOTHING = report("off", nothing_compiles=True)
+NOT_WARMED_UP = report(None, stage="PENDING")  # type: ignore[arg-type]
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, answer: Any, **options: Any) -> str:
@@ -36,6 +46,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, answer: Any, **options: Any) -> str:
     [
         (None, ""),
         ([EAGER, EAGER], ""),
+        ([NO_TRAFFIC_YET], ""),
+        ([COMPILES_NOTHING, COMPILES_NOTHING], ""),
+        ([NOT_WARMED_UP], "another replica of Scorer runs compiled code, or may"),
         ([EAGER, UPDATING], "1 of 2 other replicas of Scorer run compiled code"),
         ([COMPILED], "another replica of Scorer runs compiled code"),
         ([EAGER, COMPILED, COMPILED], "2 of 3 other replicas of Scorer run compiled code"),

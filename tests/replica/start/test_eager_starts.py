@@ -185,3 +185,72 @@ def test_an_artifact_without_entries_goes_on_compiling(store: LocalStore):
     assert report.verdict in (Verdict.FULL_HIT, Verdict.PARTIAL)
     assert report.covered.proven == 2
     assert eager_calls.answers is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_entries")
+def test_an_update_of_such_a_replica_compiles_nothing_either(store: LocalStore):
+    """There may be no compiler, and what torch compiled now would let it compile later."""
+    built = Partial(3)
+    parts, _ = asyncio.run(warm_up(built).pack())
+    offer(store, built, {"precompiled": parts["precompiled"]})
+    replica, before = Partial(3, 5), watch_process().counts()
+    start = warm_up(replica, artifact=store.uri, on_missing="eager")
+
+    async def change() -> None: ...
+
+    asyncio.run(start.update(change, is_request=lambda: False))
+    for size in (3, 5, 9):
+        replica.owner.model(torch.ones(size))
+    assert (watch_process().counts() - before).quiet
+    assert {each.call.count("[5, 4]") for each in start.report().eager_calls} == {0, 1}
+    assert start.report().stage is Stage.READY
+
+
+@pytest.mark.usefixtures("process")
+def test_a_late_replica_that_has_compiled_nothing_is_uncompiled(store: LocalStore):
+    """Its calls run eagerly for want of an artifact, and not because no input foresaw them."""
+
+    class Slow(StandIn):
+        async def call(self, item: Input) -> None:
+            await asyncio.sleep(0.2)
+            await super().call(item)
+
+    replica = Slow()
+    start = warm_up(
+        replica,
+        artifact=store.uri,
+        deadline_s=0.05,
+        on_deadline="serve",
+        after_ready="eager",
+    )
+    replica.owner.model(torch.ones(3))
+    report = start.report()
+    assert (report.verdict, report.warmup.compiles) == (Verdict.LATE, 0)
+    assert report.uncompiled
+    assert [each.reason.value for each in report.eager_calls] == ["no_artifact"]
+
+
+def test_without_an_artifact_the_log_says_what_to_build(store: LocalStore, caplog):
+    replica = StandIn()
+    warm_up(replica, artifact=store.uri, on_missing="eager")
+    replica.owner.model(torch.ones(7))
+    (line,) = [each for each in caplog.messages if "eager_call" in each]
+    assert "reason=[the start had no artifact] kinds=1; uncompiled code has answered it" in line
+    assert "serve-warm build" in line
+
+
+def test_calls_at_the_recompile_limit_are_counted_after_an_update_too(store: LocalStore):
+    """Torch itself runs them eagerly, and would not tell anybody."""
+    replica = StandIn(*range(2, 14))
+    start = warm_up(replica, after_ready="eager")
+
+    async def change() -> None: ...
+
+    def ask(size: int) -> int:
+        replica.owner.model(torch.ones(size))
+        return sum(each.calls for each in start.report().eager_calls)
+
+    before = ask(20)
+    asyncio.run(start.update(change, is_request=lambda: False))
+    assert [before, ask(21), ask(22)] == [1, 2, 3]

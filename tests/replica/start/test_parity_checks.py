@@ -23,6 +23,7 @@ from levels import build, eager_below
 from parity_starts import SIZES, made, process, start  # noqa: F401 - fixtures
 from processes import answer_of
 from replicas import Scaled, StandIn, replica, x
+from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
 from serve_warm.precompile.dispatch.session import SESSION
@@ -143,6 +144,28 @@ def test_what_is_withdrawn_is_replayed_and_proven_again(right: Path, wrong: Path
     assert (report.parity.failed, report.parity.results["same"]) == (1, 1)
     assert (report.covered.proven, report.covered.expected) == (3, 3)
     assert [took.stage for took in report.stages].count(Stage.PROVING) == 2
+
+
+@pytest.mark.parametrize("after_ready", ["count", "eager"])
+def test_a_wrong_entry_is_answered_eagerly_by_policy(
+    right: Path, wrong: Path, tmp_path: Path, after_ready: str
+):
+    """With `on_refused: eager`, nothing compiles because an entry is withdrawn."""
+    stand_in, before = replica(SIZES), watch_process().counts()
+    forged = forge(right, wrong, tmp_path / "forged", sizes=[2])
+    begun = start(stand_in, forged, tmp_path, on_refused="eager", after_ready=after_ready)
+    report = asyncio.run(begun.run())
+    for item in stand_in.declared:
+        asyncio.run(stand_in.call(item))
+
+    assert (watch_process().counts() - before).quiet
+    assert torch.equal(stand_in.answers["size 2"], eager(stand_in, 2))
+    assert report.parity.failed == 1
+    assert [item.name for item in report.inputs if not item.proven] == ["size 2"]
+    assert not any("not in the artifact" in each for each in report.degraded)
+    (seen,) = begun.report().eager_calls
+    assert seen.reason.value in ("no_entry", "unforeseen")
+    assert "withdrawn" in seen.why
 
 
 def test_a_wrong_entry_fails_the_start_by_policy(right: Path, wrong: Path, tmp_path: Path):

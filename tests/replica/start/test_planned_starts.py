@@ -141,6 +141,7 @@ def test_without_anything_to_replay_a_start_says_so():
 def test_without_anything_to_replay_an_eager_start_answers_eagerly(store: Any):
     replica = Wrapped()
     start = warm_up(replica, artifact=store.uri, on_missing="eager")
+    assert start.report().uncompiled, "a new replica would think that this one runs compiled code"
     replica.owner.model(torch.ones(2))
     report = start.report()
     assert report.uncompiled
