@@ -130,8 +130,10 @@ class Recorder:
             if kind is None:
                 if evidence.is_replay():
                     return
-                kept = tuple(map(_keep, args)), _keep(dict(kwargs))
-                modes = _modes(_has_inference_tensor(args) or _has_inference_tensor(kwargs))
+                kept = tuple(map(_keep, args)), _keep(dict(kwargs)) if kwargs else kwargs
+                modes = _modes(
+                    _has_inference_tensor(args) or (bool(kwargs) and _has_inference_tensor(kwargs))
+                )
                 kind = self._add(key, _Kind(counts, kept, modes, _is_model_thread()))
             kind.calls += 1
             kinds = reached.get()
@@ -196,7 +198,8 @@ class Recorder:
                 by_calls = sorted(self._kinds.items(), key=lambda item: -item[1].total())
                 kept = KINDS_KEPT // 2
                 self._kinds = dict(by_calls[:kept])
-            self.new.set()
+            if not self.new.is_set():  # which is faster than to set it
+                self.new.set()
             return self._kinds.setdefault(key, kind)
 
 
@@ -306,8 +309,8 @@ def _has_inference_tensor(value: Any) -> bool:
 def _modes(has_inference_tensor: bool) -> dict[str, bool]:  # noqa: FBT001 - one of three modes
     return {
         "inference_tensors": has_inference_tensor,
-        "inference_mode": torch.is_inference_mode_enabled(),
-        "grad_mode": torch.is_grad_enabled(),
+        "inference_mode": is_inference_mode_enabled(),
+        "grad_mode": is_grad_enabled(),
     }
 
 
