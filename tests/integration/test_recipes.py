@@ -237,6 +237,7 @@ def test_check_says_what_the_page_quotes(name, around, folder, monkeypatch):
 # On Ray ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.stress  # a minute for one quoted line
 def test_a_start_says_what_the_page_quotes(load, on):
     """For inputs that cannot be replayed, the build's error. For a router, its warning."""
     deployments = {

@@ -122,6 +122,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         cluster.close()
 
 
+@pytest.mark.stress  # a minute; test_seats.py has the seats of one driver
 def test_seats_outlast_the_driver_that_deployed(cluster: Cluster):
     """Ray ends the idle workers of a finished driver, but its replicas continue."""
     cluster.drive("deploy", "first")

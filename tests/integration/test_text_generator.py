@@ -20,7 +20,8 @@ from deployments.text_generator.model import load_model
 from serve_warm.builder.app import load_app
 from serve_warm.builder.cluster import ReadyReplica
 
-pytestmark = [pytest.mark.ray, pytest.mark.long]
+# A minute for one example; tests/generation has its steps.
+pytestmark = [pytest.mark.ray, pytest.mark.stress]
 
 CONFIG = Path(__file__).parent.parent.parent / "deployments/text_generator/serve.yaml"
 

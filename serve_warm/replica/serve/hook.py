@@ -260,7 +260,7 @@ class ServeReplica(ServeCalls):
             )
 
     def _record_requests(self) -> None:
-        """Record requests with their values, from now on."""
+        """Record requests with their values, from now on. A mistake is only logged."""
         from serve_warm.learn.request_recorder import RequestRecorder, find_scrub
 
         try:
