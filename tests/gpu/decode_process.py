@@ -38,6 +38,7 @@ import serve_warm  # noqa: E402
 from benchmarks import bench_generation  # noqa: E402
 from serve_warm.compiler.proof import forbid  # noqa: E402
 from serve_warm.compiler.watch import watch_process  # noqa: E402
+from serve_warm.generation.steps import CACHE  # noqa: E402
 from serve_warm.precompile import building  # noqa: E402
 from serve_warm.precompile.dispatch.session import SESSION  # noqa: E402
 
@@ -223,13 +224,13 @@ def static(case: Case) -> dict[str, Any]:
             input_ids=tokens,
             position_ids=place[None].expand(SLOTS, 1),
             cache_position=place,
-            past_key_values=cache,
             use_cache=True,
+            **{CACHE: cache},
         )
 
     with torch.inference_mode():
         prompt = torch.full((SLOTS, first), 7, device=model.device)
-        model(input_ids=prompt, past_key_values=cache, use_cache=True)
+        model(input_ids=prompt, use_cache=True, **{CACHE: cache})
         return {"full_step_ms": step_ms(case, run)}
 
 

@@ -65,15 +65,19 @@ def _cache_inside(_: Any, more: int) -> dict[str, Any]:
 def _dynamic_cache(model: Any, more: int) -> dict[str, Any]:
     import transformers
 
+    from serve_warm.generation.steps import CACHE
+
     cache: Any = transformers.DynamicCache(config=model.config)
-    return {"input_ids": ids(more), "past_key_values": cache}
+    return {"input_ids": ids(more), CACHE: cache}
 
 
 def _static_cache(model: Any, more: int) -> dict[str, Any]:
     import transformers
 
+    from serve_warm.generation.steps import CACHE
+
     cache: Any = transformers.StaticCache(config=model.config, max_cache_len=16)
-    return {"input_ids": ids(more), "past_key_values": cache}
+    return {"input_ids": ids(more), CACHE: cache}
 
 
 LM = "ForCausalLM"
