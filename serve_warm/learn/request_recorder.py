@@ -18,6 +18,7 @@ import json
 import logging
 import threading
 import urllib.parse
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -42,6 +43,11 @@ logger = logging.getLogger(__name__)
 MOST_REQUESTS = 32
 """Maximum number of requests that are kept: the first ones."""
 
+MOST_REFUSED = 256
+"""Maximum number of sets of code whose requests could not be recorded."""
+
+OTHER = "other reasons"
+
 KEPT_BYTES = 1 << 20
 """Maximum number of bytes of all requests that are kept, as JSON."""
 
@@ -56,7 +62,9 @@ class RequestRecorder:
         self._scrub = scrub
         self._kept: dict[tuple[str, frozenset[int]], RecordedRequest] = {}
         self._counts: dict[tuple[str, frozenset[int]], int] = {}
-        self._not_recorded: dict[str, int] = {}
+        self._refused: dict[tuple[str, frozenset[int]], str] = {}
+        """Why requests like these cannot be recorded: the next one is not described again."""
+        self._not_recorded = Counter[str]()
         self._left_bytes = KEPT_BYTES
         self._has_warned = False
         self._lock = threading.Lock()
@@ -78,7 +86,8 @@ class RequestRecorder:
     def forget(self) -> None:
         """Forget the requests so far."""
         with self._lock:
-            self._kept, self._counts, self._not_recorded = {}, {}, {}
+            self._kept, self._counts, self._refused = {}, {}, {}
+            self._not_recorded.clear()
             self._left_bytes = KEPT_BYTES
 
     def note(self, target: str, kinds: set[int], describe: Callable[[], RecordedRequest]) -> None:
@@ -87,28 +96,42 @@ class RequestRecorder:
             return
         key = target.partition("?")[0], frozenset(kinds)
         with self._lock:
-            self._counts[key] = self._counts.get(key, 0) + 1
-            if key in self._kept or len(self._kept) >= MOST_REQUESTS:
+            if key in self._kept:
+                self._counts[key] += 1
                 return
-        why = ""
+            if key in self._refused:
+                self._not_recorded[self._refused[key]] += 1
+                return
+            if len(self._kept) >= MOST_REQUESTS or len(self._refused) >= MOST_REFUSED:
+                return
+        request, why = self._described(describe)
+        with self._lock:
+            if request is None:
+                why = why if why in self._not_recorded or len(self._not_recorded) < 16 else OTHER
+                self._refused[key] = why
+                self._not_recorded[why] += 1
+            else:
+                self._kept[key] = request
+                self._counts[key] = 1
+
+    def _described(
+        self, describe: Callable[[], RecordedRequest]
+    ) -> tuple[RecordedRequest | None, str]:
+        """Return a request, or why it cannot be recorded."""
         try:
             request = describe()
             size = size_of(request)
-            if size > MOST_BYTES:
-                why = f"a request is larger than {MOST_BYTES >> 10} KiB"
-            elif size > self._left_bytes:
-                why = "many requests were recorded already"
         except NotRecordable as error:
-            why = str(error)
+            return None, str(error)
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-            why = f"a request cannot be described: {type(error).__name__}"
+            return None, f"a request cannot be described: {type(error).__name__}"
+        if size > MOST_BYTES:
+            return None, f"a request is larger than {MOST_BYTES >> 10} KiB"
         with self._lock:
-            if why:
-                self._not_recorded[why] = self._not_recorded.get(why, 0) + 1
-                del self._counts[key]
-            else:
-                self._kept[key] = request
-                self._left_bytes -= size
+            if size > self._left_bytes:
+                return None, "many requests were recorded already"
+            self._left_bytes -= size
+        return request, ""
 
     def requests(self) -> list[dict[str, Any]]:
         """Return the requests so far as plain data, scrubbed."""

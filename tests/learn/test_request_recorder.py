@@ -21,7 +21,12 @@ from serve_warm.errors import ConfigError
 from serve_warm.learn.recorded_requests import MOST_BYTES, RecordedRequest
 from serve_warm.learn.recorder import Recorder
 from serve_warm.learn.replayed_requests import as_input
-from serve_warm.learn.request_recorder import MOST_REQUESTS, RequestRecorder, find_scrub
+from serve_warm.learn.request_recorder import (
+    MOST_REFUSED,
+    MOST_REQUESTS,
+    RequestRecorder,
+    find_scrub,
+)
 from serve_warm.precompile.dispatch.session import SESSION
 
 
@@ -339,3 +344,32 @@ def test_a_request_with_damaged_tensors_is_refused_with_a_sentence():
     )
     with pytest.raises(ConfigError, match="recorded request to recorded plain cannot be read"):
         as_input(request)
+
+
+def test_a_request_that_cannot_be_recorded_is_described_once():
+    """A storm of them costs no more, and memory stays bounded whatever comes."""
+    owner, requests = watched()
+    described: list[int] = []
+
+    class Counted:
+        def __getattribute__(self, name: str) -> Any:
+            described.append(1)
+            return super().__getattribute__(name)
+
+    note = Counted()
+    for _ in range(5):
+        owner.plain(3, note)
+    looked = len(described)
+    owner.plain(3, note)
+    assert len(described) == looked
+    assert list(requests.not_recorded().values()) == [6]
+
+
+def test_ten_thousand_sets_of_code_are_not_remembered():
+    _, requests = watched()
+    for kind in range(10_000):
+        requests.note("ask", {kind}, lambda: RecordedRequest(target="ask", arguments={}))
+        requests.note("fail", {kind}, lambda: as_input(None))  # type: ignore[arg-type, return-value]
+    assert len(requests.requests()) == MOST_REQUESTS
+    assert len(vars(requests)["_counts"]) == MOST_REQUESTS
+    assert len(vars(requests)["_refused"]) <= MOST_REFUSED
