@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections import Counter
@@ -105,15 +106,16 @@ def plan(
 
     With PLANs, it merges these plans, for example of several clusters, and asks no cluster.
     """
-    if files and forget:
-        raise ConfigError("--forget is for replicas, so it takes no plans")
+    if forget and (files or file is None):
+        raise ConfigError(
+            "--forget is for replicas, and needs --output, so that nothing is lost",
+            hint="serve-warm plan --forget -o plan.yaml",
+        )
     old = None if old_file is None else read_plan(str(old_file))
     if files:
-        recorded, source = _merge_files(files)
+        recorded, source, name = _merge_files(files)
     else:
-        recorded, source = _ask(
-            address, application=application, deployment=deployment, forget=forget
-        )
+        recorded, source, name = _ask(address, application=application, deployment=deployment)
     made = recorded if most is None else recorded.most_frequent(most)
     made = made if seconds is None else dataclasses.replace(made, within_s=seconds)
     made = made if values else dataclasses.replace(made, requests=())
@@ -134,6 +136,16 @@ def plan(
     _summarize(made, source)
     for axis in varying_axes(recorded.calls, more_than=buckets):
         click.echo(axis.describe(buckets), err=True)
+    if forget:
+        _forget(address, name)
+
+
+def _forget(address: str, name: str) -> None:
+    """Let the replicas of a deployment forget what they have recorded."""
+    from serve_warm.builder.cluster import ask_replicas
+
+    ask_replicas(address, "warmup_recorded", forget=name)
+    click.echo(f"the replicas of {name} have forgotten these calls", err=True)
 
 
 def _summarize(made: InputPlan, source: str) -> None:
@@ -148,29 +160,22 @@ def _summarize(made: InputPlan, source: str) -> None:
         click.echo(f"left out: {count} calls: {why}", err=True)
 
 
-def _merge_files(files: Sequence[Path]) -> tuple[InputPlan, str]:
-    return merge_plans([read_plan(str(each)) for each in files]), ", ".join(map(str, files))
+def _merge_files(files: Sequence[Path]) -> tuple[InputPlan, str, str]:
+    return merge_plans([read_plan(str(each)) for each in files]), ", ".join(map(str, files)), ""
 
 
 def _ask(
-    address: str, *, application: str | None, deployment: str | None, forget: bool
-) -> tuple[InputPlan, str]:
-    """Return the plan of all that a deployment has recorded, and whom it was asked from.
-
-    With `forget`, its replicas forget what they have answered.
-    """
+    address: str, *, application: str | None, deployment: str | None
+) -> tuple[InputPlan, str, str]:
+    """Return the plan of what a deployment has recorded, who was asked, and the deployment."""
     need_ray("plan")
     from serve_warm.builder.cluster import ask_replicas
 
     answers = ask_replicas(address, "warmup_recorded")
     name, chosen = choose(answers, application=application, deployment=deployment)
-    if forget:
-        answers = ask_replicas(address, "warmup_recorded", forget=name)
-        chosen = [each for each in answers if _names([each]) == [name]]
     ended = len(_ended(chosen))
     source = f"{len(chosen)} replicas of {name}"
-    source += f" and {ended} that have ended" if ended else ""
-    return merge(chosen), source + (", which have forgotten them" if forget else "")
+    return merge(chosen), source + (f" and {ended} that have ended" if ended else ""), name
 
 
 def choose(
@@ -221,11 +226,17 @@ def merge(answers: Sequence[Mapping[str, Any]]) -> InputPlan:
     left_out = Counter[str]()
     for each in records:
         left_out.update(each["not_recorded"])
-    recorded = [RecordedCall.from_json(call) for each in records for call in each["calls"]]
     # Of one replica: more models than it may load would replace one another.
     models: list[str] = max((each.get("models", []) for each in records), key=len, default=[])
-    requests = [RecordedRequest.from_json(one) for each in records for one in each["requests"]]
-    return make_plan(recorded, left_out, models, requests)
+    calls, requests = list[RecordedCall](), list[RecordedRequest]()
+    for each in records:
+        for call in each["calls"]:
+            with contextlib.suppress(ConfigError):  # a replica of another release
+                calls.append(RecordedCall.from_json(call))
+        for request in each["requests"]:
+            with contextlib.suppress(ConfigError):
+                requests.append(RecordedRequest.from_json(request))
+    return make_plan(calls, left_out, models, requests)
 
 
 def _ended(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -17,7 +17,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -161,11 +161,22 @@ def _checked(found: Mapping[str, Any]) -> Recorded:
         raise ConfigError("a file of recorded calls is not complete")
     return {
         "replica": replica,
-        "calls": [RecordedCall.from_json(each).to_json() for each in calls],
-        "requests": [RecordedRequest.from_json(each).to_json() for each in requests],
+        "calls": _readable(RecordedCall, calls),
+        "requests": _readable(RecordedRequest, requests),
         "not_recorded": reasons,
         "models": models,
     }
+
+
+def _readable(
+    kind: type[RecordedCall | RecordedRequest], given: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Return the calls or requests that can be read."""
+    found = []
+    for each in given:
+        with suppress(ConfigError):
+            found.append(kind.from_json(each).to_json())
+    return found
 
 
 def fitting(recorded: Recorded) -> Recorded:
@@ -229,4 +240,7 @@ class CallWriter:
             self._new.wait(PERIOD_S)
             time.sleep(GATHER_S)
             self._new.clear()
-            self.write()
+            try:
+                self.write()
+            except Exception as error:  # noqa: BLE001 - this thread outlives each error
+                logger.warning("cannot write the recorded calls: %s", describe_error(error))

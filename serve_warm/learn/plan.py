@@ -139,7 +139,7 @@ class InputPlan:
             calls.append(call)
         return cls(
             calls=tuple(calls),
-            left_out={str(k): int(v) for k, v in left_out.items() if type(v) is int},
+            left_out={str(k): v for k, v in left_out.items() if type(v) is int and v > 0},
             models=tuple(models),
             requests=_requests_of(data, source),
             within_s=within_s,
@@ -209,8 +209,9 @@ def _merged_requests(requests: Iterable[RecordedRequest]) -> tuple[RecordedReque
     kept, left = [], REQUEST_BYTES
     for key, calls in counts.most_common():
         each = dataclasses.replace(known[key], calls=calls)
-        left -= recorded_requests.size_of(each)
-        if left >= 0:
+        size = recorded_requests.size_of(each)
+        if size <= left:
+            left -= size
             kept.append(each)
     return tuple(kept)
 
@@ -258,7 +259,8 @@ def read_plan(given: str) -> InputPlan:
     if len(text) > MOST_BYTES:
         raise ConfigError(f"{source} is larger than {MOST_BYTES >> 20} MiB")
     try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+        # YAML reads some numbers and texts of JSON otherwise than JSON does.
+        data = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is not YAML: {str(error).splitlines()[0]}") from error
     return InputPlan.from_json(data, source=source)

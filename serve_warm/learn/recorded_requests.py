@@ -106,8 +106,18 @@ class RecordedRequest:
 
 
 def size_of(request: RecordedRequest) -> int:
-    """Return the number of bytes of a request, as JSON."""
-    return len(json.dumps(request.to_json()))
+    """Return the number of bytes of a request, as JSON.
+
+    Raises:
+        ConfigError: JSON cannot have it.
+    """
+    try:
+        return len(json.dumps(request.to_json()))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"a recorded request has a value that JSON has not: {error}",
+            hint="write dates and the like as texts, in quotes",
+        ) from error
 
 
 def plain(value: Any, other: Callable[[Any], Any], depth: int = 0) -> Any:
@@ -152,18 +162,21 @@ def restored(value: Any, other: Callable[[str, Any], Any]) -> Any:
     return value
 
 
-def with_texts(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
-    """Return a plain value whose texts are changed, but for those behind a mark.
+def with_texts(value: Any, change: Callable[[str, Any], Any], key: str = "") -> Any:
+    """Return a plain value whose texts, numbers and keys are changed, but for those behind a mark.
 
-    `change` gets the key of the text, or of what contains it, and the text.
+    `change` gets the key of the value, or of what contains it, and the value.
     """
-    if isinstance(value, str):
-        return change(key, value)
     if isinstance(value, list):
         return [with_texts(each, change, key) for each in value]
     if isinstance(value, dict):
         mark = next(iter(value), "")
         if len(value) == 1 and mark in MARKS - {"$tuple"}:
             return value
-        return {name: with_texts(each, change, name) for name, each in value.items()}
-    return value
+        return {change("", name): with_texts(each, change, name) for name, each in value.items()}
+    return value if value is None or isinstance(value, bool) else change(key, value)
+
+
+def has_bytes(arguments: Mapping[str, Any]) -> bool:
+    """Return whether arguments have bytes, in which nobody can look for secrets."""
+    return "body" in arguments or '"$bytes"' in json.dumps(dict(arguments))

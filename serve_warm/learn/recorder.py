@@ -19,7 +19,7 @@ import torch
 
 from serve_warm._redaction import is_name
 from serve_warm.compiler import evidence
-from serve_warm.learn.recorded import MODEL_THREAD, RecordedCall
+from serve_warm.learn.recorded import LONGEST, MODEL_THREAD, RecordedCall
 from serve_warm.precompile import SESSION, NoEntry
 from serve_warm.precompile.recording import Signature, describe_structure
 
@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 is_inference_mode_enabled = torch.is_inference_mode_enabled
 is_grad_enabled = torch.is_grad_enabled
+is_autocast_enabled = torch.is_autocast_enabled
 # In this module, because a name of another one takes longer to look up, and each call does.
+
+MOST_ITEMS = 256
+"""Largest number of items of a container that is recorded. Longer ones have a request's content,
+such as token ids, and take much memory."""
 
 KINDS_KEPT = 1024
 """Maximum number of kinds. If another one comes, the rarer half is forgotten, so that a scanner's
@@ -63,6 +68,12 @@ class _Other(NamedTuple):
     kind: type
 
 
+class _Long(NamedTuple):
+    """What is kept of a container with many items."""
+
+    kind: type
+
+
 reached: ContextVar[set[int] | None] = ContextVar("serve_warm_reached", default=None)
 """The kinds of calls that the request of this context has made so far, if requests are recorded."""
 
@@ -77,10 +88,25 @@ class _Kind:
     """The signature, of a kind that the dispatcher counts."""
     modes: dict[str, bool]
     on_model_thread: bool
+    why_not: str = ""
+    """Why a replay could not make such a call."""
     calls: int = 0
     """Calls that the dispatcher does not count."""
     before: int = 0
     """Calls that the dispatcher had counted when recording began."""
+
+    def signature(self) -> Signature:
+        """Return the signature of the calls.
+
+        Raises:
+            NoEntry: a replay could not make such a call.
+        """
+        if self.why_not:
+            raise NoEntry(self.why_not)
+        signature = _signature(self.arguments)
+        if len(signature.structure) > LONGEST:
+            raise NoEntry("its arguments are too many")
+        return signature
 
     def total(self) -> int:
         """Return the number of calls since recording began."""
@@ -113,7 +139,7 @@ class Recorder:
                 kind.before = kind.total()
         self.is_recording = True
 
-    def note(
+    def note(  # noqa: C901 - on the path of each call
         self, counts: CallCounts, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
         """Count a call that the dispatcher does not count."""
@@ -121,10 +147,19 @@ class Recorder:
             return
         try:
             parts: list[object] = [id(counts), is_inference_mode_enabled(), is_grad_enabled()]
+            ids = []
             for value in args:
-                parts += _metadata(value) if type(value) is Tensor else (_key(value),)
+                if type(value) is Tensor:
+                    parts += _metadata(value)
+                    ids.append(id(value))
+                else:
+                    parts.append(_key(value))
             for name in kwargs:
                 parts += (name, _key(kwargs[name]))
+            if len(ids) > 1 and len(set(ids)) < len(ids):
+                parts.append(SAME_TENSOR)
+            if is_autocast_enabled("cpu") or is_autocast_enabled("cuda"):
+                parts.append(AUTOCAST)
             key = tuple(parts)
             kind = self._kinds.get(key)
             if kind is None:
@@ -134,12 +169,13 @@ class Recorder:
                 modes = _modes(
                     _has_inference_tensor(args) or (bool(kwargs) and _has_inference_tensor(kwargs))
                 )
-                kind = self._add(key, _Kind(counts, kept, modes, _is_model_thread()))
+                why_not = _why_not(args, kwargs)
+                kind = self._add(key, _Kind(counts, kept, modes, _is_model_thread(), why_not))
             kind.calls += 1
             kinds = reached.get()
             if kinds is not None:
                 kinds.add(id(kind))
-        except (TypeError, RuntimeError):  # a nested tensor, or a list that contains itself
+        except Exception:  # noqa: BLE001 - an argument's own methods may raise anything
             self._strange += 1
 
     def note_kind(
@@ -171,7 +207,7 @@ class Recorder:
             if not total or id(kind.counts) not in numbers:
                 continue
             try:
-                signature = _signature(kind.arguments)
+                signature = kind.signature()
             except NoEntry as error:
                 not_recorded[str(error)] = not_recorded.get(str(error), 0) + total
                 continue
@@ -221,6 +257,8 @@ def _metadata(value: torch.Tensor) -> tuple[object, ...]:
 def _key(value: Any) -> object:
     if type(value) is Tensor:
         return _metadata(value)
+    if type(value) in _CONTAINERS and len(value) > MOST_ITEMS:
+        return type(value), MOST_ITEMS
     if type(value) is list or type(value) is tuple:
         return type(value), *map(_key, value)
     if type(value) is dict:
@@ -230,8 +268,10 @@ def _key(value: Any) -> object:
         )
     if type(value) in _VALUES:
         return type(value), value
-    return type(value)
+    return (torch.Size, *value) if type(value) is torch.Size else type(value)
 
+
+_CONTAINERS = frozenset({list, tuple, dict})
 
 _VALUES = frozenset({int, float, bool, type(None), torch.dtype})
 """Classes of arguments whose values are recorded."""
@@ -242,6 +282,8 @@ def _keep(value: Any) -> Any:
     kind = type(value)
     if kind is torch.Tensor:
         return _Tensor(value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
+    if kind in _CONTAINERS and len(value) > MOST_ITEMS:
+        return _Long(kind)
     if kind is list or kind is tuple:
         return kind(map(_keep, value))
     if kind is torch.Size or kind in _VALUES:
@@ -286,6 +328,8 @@ def _as_argument(kept: Any, tensors: list[_Tensor]) -> Any:
         return torch.empty(0)
     if isinstance(kept, _Text):
         return "\0" * kept.length
+    if isinstance(kept, _Long):
+        raise NoEntry(f"an argument is a {kept.kind.__name__} of more than {MOST_ITEMS} items")
     if isinstance(kept, _Other):
         kind = kept.kind
         raise NoEntry(f"an argument is a {kind.__module__}.{kind.__qualname__}")
@@ -296,6 +340,35 @@ def _as_argument(kept: Any, tensors: list[_Tensor]) -> Any:
             _as_argument(name, tensors): _as_argument(each, tensors) for name, each in kept.items()
         }
     return kept
+
+
+def _why_not(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+    """Return why a replay could not make such a call, beside what the structure says."""
+    tensors: list[torch.Tensor] = []
+    _add_tensors((args, kwargs), tensors)
+    if len({id(each) for each in tensors}) < len(tensors):
+        return SAME_TENSOR
+    if len({each.is_inference() for each in tensors}) > 1:
+        return "some tensors are made in inference mode, and others are not"
+    if any(vars(each) for each in tensors):
+        return "a tensor has attributes of its own, as those of mark_dynamic"
+    if any(is_autocast_enabled(each.device.type) for each in tensors):
+        return AUTOCAST
+    return ""
+
+
+SAME_TENSOR = "a tensor is passed more than once"
+AUTOCAST = "it is called under autocast"
+
+
+def _add_tensors(value: object, into: list[torch.Tensor]) -> None:
+    if isinstance(value, torch.Tensor):
+        into.append(value)
+    elif isinstance(value, dict):
+        _add_tensors(tuple(value.values()), into)
+    elif isinstance(value, (list, tuple)) and len(value) <= MOST_ITEMS:
+        for each in value:
+            _add_tensors(each, into)
 
 
 def _has_inference_tensor(value: Any) -> bool:

@@ -20,7 +20,9 @@ class Reached:
     """What a build found out about one call of a plan."""
 
     codes: frozenset[Code]
-    """The code that answered it."""
+    """The code that answered it, and which its replay loads."""
+    needs: frozenset[Code] = frozenset()
+    """The code that answered it, but which other calls must load."""
     seconds: float
     """How long its last replay took."""
 
@@ -45,7 +47,7 @@ def reduce_plan(
         kept = _within(plan.within_s, kept, plan, found)
     answered = declared.union(*(found[place].codes for place in kept))
     others = [place for place in range(len(found)) if place not in kept]
-    covered = [place for place in others if found[place].codes <= answered]
+    covered = [place for place in others if found[place].codes | found[place].needs <= answered]
     left = sum(plan.calls[place].calls for place in others if place not in covered)
     return dataclasses.replace(
         plan,
@@ -64,7 +66,9 @@ def _within(
     def gain(place: int) -> float:
         codes = found[place].codes
         answered = (
-            call.calls for call, each in zip(plan.calls, found, strict=True) if each.codes <= codes
+            call.calls
+            for call, each in zip(plan.calls, found, strict=True)
+            if each.codes | each.needs <= codes
         )
         return sum(answered) / max(found[place].seconds, 1e-6)
 

@@ -13,21 +13,17 @@ import safetensors.torch
 
 from serve_warm._redaction import describe_error
 from serve_warm.compiler.proof import run_eagerly
-from serve_warm.errors import ConfigError
+from serve_warm.errors import ConfigError, ServeWarmError
 from serve_warm.inputs import Input
 from serve_warm.learn.recorded import NotRepeatable
 from serve_warm.learn.recorded_requests import RecordedRequest, restored
 
 
 class ReplayedRequest:
-    """Makes a recorded request, as an input's target. `call` makes the call of an input.
-
-    Raises:
-        ConfigError: the request's tensors cannot be read.
-    """
+    """Makes a recorded request, as an input's target. `call` makes the call of an input."""
 
     def __init__(self, request: RecordedRequest, call: Callable[[Input], Awaitable[None]]) -> None:
-        self._item = as_input(request)
+        self._request = request
         self._call = call
 
     async def replay(self) -> None:
@@ -49,7 +45,7 @@ class ReplayedRequest:
 
     async def _try(self) -> Exception | None:
         try:
-            await self._call(self._item)
+            await self._call(as_input(self._request))
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             return error
         return None
@@ -89,7 +85,14 @@ def as_input(request: RecordedRequest) -> Input:
             fixed=True,
             **more,
         )
-    except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+    except (
+        ServeWarmError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        safetensors.SafetensorError,
+    ) as error:
         raise ConfigError(
             f"a recorded request to {request.name} cannot be read: {describe_error(error)}",
             hint="remove it from the plan",

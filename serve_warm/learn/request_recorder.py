@@ -10,13 +10,13 @@ that asks, not in the request.
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import importlib
 import inspect
 import json
 import logging
 import threading
+import types
 import urllib.parse
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -25,13 +25,16 @@ from typing import Any, cast
 import safetensors.torch
 import torch
 from starlette.requests import Request
+from starlette.responses import Response
 
 from serve_warm._redaction import describe_error, redact
 from serve_warm.errors import ConfigError
+from serve_warm.inputs import HTTP_TARGET
 from serve_warm.learn.recorded_requests import (
     MOST_BYTES,
     NotRecordable,
     RecordedRequest,
+    has_bytes,
     plain,
     size_of,
     with_texts,
@@ -51,8 +54,17 @@ OTHER = "other reasons"
 KEPT_BYTES = 1 << 20
 """Maximum number of bytes of all requests that are kept, as JSON."""
 
+EACH, ONE_IN = 200, 50
+"""A request's arguments are described before the handler runs, because it may change them. After
+`EACH` requests that brought no new set of code, only one in `ONE_IN` is."""
+
+FAILED = 400
+"""Lowest status of an HTTP answer to a request that failed."""
+
 Scrub = Callable[[str, dict[str, Any]], "dict[str, Any] | None"]
 """Returns what to keep of a target's arguments, or None to keep nothing."""
+
+Kinds = frozenset[int]
 
 
 class RequestRecorder:
@@ -60,78 +72,80 @@ class RequestRecorder:
 
     def __init__(self, scrub: Scrub | None = None) -> None:
         self._scrub = scrub
-        self._kept: dict[tuple[str, frozenset[int]], RecordedRequest] = {}
-        self._counts: dict[tuple[str, frozenset[int]], int] = {}
-        self._refused: dict[tuple[str, frozenset[int]], str] = {}
+        self._kept: dict[tuple[str, Kinds], RecordedRequest] = {}
+        self._counts: dict[tuple[str, Kinds], int] = {}
+        self._refused: dict[tuple[str, Kinds], str] = {}
         """Why requests like these cannot be recorded: the next one is not described again."""
         self._not_recorded = Counter[str]()
         self._left_bytes = KEPT_BYTES
+        self._since_new = 0
         self._has_warned = False
         self._lock = threading.Lock()
 
-    def watch(self, owner: Any, names: Sequence[str], *, model_id: Callable[[], str]) -> None:
-        """Record the requests to these methods of a deployment's object, from now on.
+    def watch(self, cls: type, names: Sequence[str], *, model_id: Callable[[], str]) -> None:
+        """Record the requests to these methods of a deployment's class, from now on.
 
-        Serve asks the object for its methods, so attributes of the object take their place.
         `model_id` returns the multiplexed model id of the running request.
         """
         for name in names:
-            method = getattr(owner, name, None)
-            if inspect.ismethod(method) or inspect.isfunction(method):
-                wrapped = functools.update_wrapper(_like(method, name, self, model_id), method)
-                wrapped.__dict__.pop("__wrapped__", None)
-                wrapped.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
-                owner.__dict__[name] = wrapped
+            method = inspect.getattr_static(cls, name)
+            if not isinstance(method, types.FunctionType):
+                continue
+            made = functools.update_wrapper(_like(method, name, self, model_id), method)
+            # Ray finds the object of a batched or multiplexed method by this attribute.
+            inner = vars(method).get("__wrapped__")
+            if inner is None:
+                del made.__wrapped__
+            else:
+                made.__wrapped__ = inner
+            made.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+            setattr(cls, name, made)
 
     def forget(self) -> None:
         """Forget the requests so far."""
         with self._lock:
             self._kept, self._counts, self._refused = {}, {}, {}
             self._not_recorded.clear()
-            self._left_bytes = KEPT_BYTES
+            self._left_bytes, self._since_new = KEPT_BYTES, 0
 
-    def note(self, target: str, kinds: set[int], describe: Callable[[], RecordedRequest]) -> None:
-        """Record a request that made these kinds of calls. `describe` returns it."""
+    def wants(self) -> bool:
+        """Return whether the arguments of the next request are to be described."""
+        self._since_new += 1
+        is_full = len(self._kept) >= MOST_REQUESTS or len(self._refused) >= MOST_REFUSED
+        return not is_full and (self._since_new <= EACH or self._since_new % ONE_IN == 0)
+
+    def note(self, target: str, kinds: set[int], described: RecordedRequest | str | None) -> None:
+        """Record a request that made these kinds of calls.
+
+        `described` is the request, or why it cannot be recorded, or None if it was not described.
+        """
         if not kinds:  # it reached no compiled code, or entries answered it
             return
         key = target.partition("?")[0], frozenset(kinds)
         with self._lock:
             if key in self._kept:
                 self._counts[key] += 1
-                return
-            if key in self._refused:
+            elif key in self._refused:
                 self._not_recorded[self._refused[key]] += 1
-                return
-            if len(self._kept) >= MOST_REQUESTS or len(self._refused) >= MOST_REFUSED:
-                return
-        request, why = self._described(describe)
-        with self._lock:
-            if request is None:
-                why = why if why in self._not_recorded or len(self._not_recorded) < 16 else OTHER
-                self._refused[key] = why
-                self._not_recorded[why] += 1
-            else:
-                self._kept[key] = request
-                self._counts[key] = 1
+            elif described is not None:
+                self._add(key, described)
 
-    def _described(
-        self, describe: Callable[[], RecordedRequest]
-    ) -> tuple[RecordedRequest | None, str]:
-        """Return a request, or why it cannot be recorded."""
-        try:
-            request = describe()
-            size = size_of(request)
-        except NotRecordable as error:
-            return None, str(error)
-        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-            return None, f"a request cannot be described: {type(error).__name__}"
-        if size > MOST_BYTES:
-            return None, f"a request is larger than {MOST_BYTES >> 10} KiB"
-        with self._lock:
-            if size > self._left_bytes:
-                return None, "many requests were recorded already"
-            self._left_bytes -= size
-        return request, ""
+    def _add(self, key: tuple[str, Kinds], described: RecordedRequest | str) -> None:
+        why = described if isinstance(described, str) else ""
+        if isinstance(described, RecordedRequest):
+            size = size_of(described)
+            if size > MOST_BYTES:
+                why = f"a request is larger than {MOST_BYTES >> 10} KiB"
+            elif size > self._left_bytes:
+                why = "many requests were recorded already"
+            elif len(self._kept) < MOST_REQUESTS:
+                self._kept[key], self._counts[key] = described, 1
+                self._left_bytes -= size
+                self._since_new = 0
+        if why and len(self._refused) < MOST_REFUSED:
+            why = why if why in self._not_recorded or len(self._not_recorded) < 16 else OTHER
+            self._refused[key] = why
+            self._not_recorded[why] += 1
 
     def requests(self) -> list[dict[str, Any]]:
         """Return the requests so far as plain data, scrubbed."""
@@ -149,28 +163,25 @@ class RequestRecorder:
             return dict(self._not_recorded)
 
     def _scrubbed(self, request: RecordedRequest) -> RecordedRequest | None:
-        target = _target_without_secrets(request.target)
-        arguments: dict[str, Any] | None = with_texts(dict(request.arguments), _without_secrets)
-        if self._scrub is not None and arguments is not None:
-            try:
+        try:
+            target = _target_without_secrets(request.target)
+            arguments: Any = with_texts(dict(request.arguments), _without_secrets)
+            if self._scrub is not None:
                 arguments = self._scrub(target, arguments)
-                json.dumps(arguments)
-            except Exception as error:  # noqa: BLE001 - the user's function may raise anything
-                arguments = None
-                if not self._has_warned:
-                    self._has_warned = True
-                    logger.warning(
-                        "the function of `scrub` failed, so requests are not recorded: %s",
-                        describe_error(error),
-                    )
-        if arguments is None:
+            elif has_bytes(request.arguments):
+                return None  # which nobody can search for secrets
+            if arguments is None:
+                return None
+            made = {**request.to_json(), "target": target, "arguments": arguments}
+            return RecordedRequest.from_json(made)
+        except Exception as error:  # noqa: BLE001 - the user's function may raise anything
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "a recorded request is not kept, because scrubbing it failed: %s",
+                    describe_error(error),
+                )
             return None
-        return RecordedRequest(
-            target=target,
-            arguments=arguments,
-            tensors=request.tensors,
-            model_id=request.model_id,
-        )
 
 
 def find_scrub(name: str | None) -> Scrub | None:
@@ -194,16 +205,32 @@ def find_scrub(name: str | None) -> Scrub | None:
     return cast("Scrub", found)
 
 
-def _without_secrets(key: str, text: str) -> str:
-    """Return a text of the same length, because lengths decide which code runs."""
-    said = f"{key}={text}" if key else text
-    return text if redact(said) == said else "x" * len(text)
+def _without_secrets(key: str, value: Any) -> Any:
+    """Return a text of the same length, because lengths decide which code runs; or 0."""
+    said = f"{key}={value}" if key else str(value)
+    if redact(said) == said:
+        return value
+    return "x" * len(value) if isinstance(value, str) else 0
 
 
 def _target_without_secrets(target: str) -> str:
-    path, mark, query = target.partition("?")
-    pairs = (each.partition("=") for each in query.split("&"))
-    return path + mark + "&".join(key + is_ + _without_secrets(key, v) for key, is_, v in pairs)
+    verb, space, path = target.rpartition(" ")
+    path, mark, query = path.partition("?")
+    parts = [_decoded_without_secrets("", part) for part in path.split("/")]
+    pairs = [each.partition("=") for each in query.split("&")]
+    shown = [
+        key + is_ + _decoded_without_secrets(urllib.parse.unquote_plus(key), value)
+        if is_
+        else _decoded_without_secrets("", key)
+        for key, is_, value in pairs
+    ]
+    return verb + space + "/".join(parts) + mark + "&".join(shown)
+
+
+def _decoded_without_secrets(key: str, text: str) -> str:
+    plain_text = urllib.parse.unquote_plus(text)
+    changed = _without_secrets(key, plain_text)
+    return text if changed == plain_text else str(changed)
 
 
 # One function for each kind of handler, because Serve looks at the kind -------------------------
@@ -226,7 +253,7 @@ def _like(
             return None
         return _MethodCall(recorder, name, args, kwargs, model_id())
 
-    if name == "__call__" and _is_asgi(method):
+    if name == "__call__" and [*inspect.signature(method).parameters][1:] == [*ASGI]:
         return _like_asgi_app(method, recorder, model_id)
     if inspect.isasyncgenfunction(method):
         return _like_async_generator(method, begin)
@@ -237,58 +264,124 @@ def _like(
     return _like_function(method, begin)
 
 
+ASGI = ("scope", "receive", "send")
+
+
 def _like_asgi_app(
     app: Callable[..., Any], recorder: RequestRecorder, model_id: Callable[[], str]
 ) -> Callable[..., Any]:
-    async def call(scope: Any, receive: Any, send: Any) -> Any:
+    async def call(self: Any, scope: Any, receive: Any, send: Any) -> Any:
         if reached.get() is not None or scope.get("type") != "http":
-            return await app(scope, receive, send)
-        exchange = _AppCall(recorder, scope, receive, model_id())
+            return await app(self, scope, receive, send)
+        exchange = _AppCall(recorder, scope, receive, send, model_id())
         with exchange:
-            return await app(scope, exchange.receive, send)
+            return await app(self, scope, exchange.receive, exchange.send)
 
     return call
 
 
 def _like_async_generator(method: Callable[..., Any], begin: Begin) -> Callable[..., Any]:
-    async def call(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        with begin(args, kwargs) or _NOT_WATCHED:
-            async for each in method(*args, **kwargs):
+    async def call(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        watched = begin(args, kwargs)
+        if watched is None:
+            async for each in method(self, *args, **kwargs):
+                yield each
+            return
+        with watched:
+            async for each in method(self, *watched.args, **kwargs):
                 yield each
 
     return call
 
 
 def _like_coroutine(method: Callable[..., Any], begin: Begin) -> Callable[..., Any]:
-    async def call(*args: Any, **kwargs: Any) -> Any:
+    async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         watched = begin(args, kwargs)
         if watched is None:
-            return await method(*args, **kwargs)
-        await watched.read_body()
+            return await method(self, *args, **kwargs)
         with watched:
-            return await method(*args, **kwargs)
+            return watched.answered(await method(self, *watched.args, **kwargs))
 
     return call
 
 
 def _like_generator(method: Callable[..., Any], begin: Begin) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        with begin(args, kwargs) or _NOT_WATCHED:
-            yield from method(*args, **kwargs)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        watched = begin(args, kwargs)
+        if watched is None:
+            yield from method(self, *args, **kwargs)
+            return
+        with watched:
+            yield from method(self, *watched.args, **kwargs)
 
     return call
 
 
 def _like_function(method: Callable[..., Any], begin: Begin) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with begin(args, kwargs) or _NOT_WATCHED:
-            return method(*args, **kwargs)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        watched = begin(args, kwargs)
+        if watched is None:
+            return method(self, *args, **kwargs)
+        with watched:
+            return watched.answered(method(self, *watched.args, **kwargs))
 
     return call
 
 
-class _MethodCall:
-    """One request to a method. Its calls of compiled functions are collected in the block."""
+class _Body:
+    """The body of an HTTP request, kept while the application reads it."""
+
+    def __init__(self, receive: Callable[[], Any]) -> None:
+        self._receive = receive
+        self._data: bytearray | None = bytearray()
+        self._is_whole = False
+
+    async def receive(self) -> Any:
+        """Return the next message from the client (ASGI's `receive`)."""
+        message = await self._receive()
+        if message.get("type") == "http.request" and self._data is not None:
+            self._data += message.get("body", b"")
+            self._is_whole = not message.get("more_body")
+            if len(self._data) > MOST_BYTES:
+                self._data = None
+        return message
+
+    def read(self, scope: Mapping[str, Any]) -> bytes:
+        """Return the body.
+
+        Raises:
+            NotRecordable: the application did not read it, or it is too large.
+        """
+        if self._data is None:
+            raise NotRecordable(f"the body of a request is larger than {MOST_BYTES >> 10} KiB")
+        if not self._is_whole and scope["method"] not in ("GET", "HEAD", "DELETE", "OPTIONS"):
+            raise NotRecordable("the application has not read the body of a request")
+        return bytes(self._data)
+
+
+class _OneRequest:
+    """One request. Its calls of compiled functions are collected in the block."""
+
+    def __init__(self, recorder: RequestRecorder, target: str) -> None:
+        self._recorder = recorder
+        self._target = target
+        self._kinds: set[int] = set()
+        self._has_failed = False
+
+    def __enter__(self) -> None:
+        reached.set(self._kinds)
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        reached.set(None)
+        if error is None and not self._has_failed:
+            self._recorder.note(self._target, self._kinds, self._described())
+
+    def _described(self) -> RecordedRequest | str | None:
+        raise NotImplementedError
+
+
+class _MethodCall(_OneRequest):
+    """A request to a method."""
 
     def __init__(
         self,
@@ -298,116 +391,114 @@ class _MethodCall:
         kwargs: dict[str, Any],
         model_id: str,
     ) -> None:
-        self._recorder = recorder
-        self._kinds: set[int] = set()
-        self._method = method
-        self._args, self._kwargs = args, kwargs
+        super().__init__(recorder, method)
+        self.args = args
+        """The arguments to call the method with."""
         self._model_id = model_id
+        self._before: RecordedRequest | str | None = None
         # Without a FastAPI app, Serve passes an HTTP request as the only argument.
         given = args[0] if len(args) == 1 and not kwargs else None
-        self._request: Request | None = given if isinstance(given, Request) else None
-        self._body: bytes | None = None
+        self._body: _Body | None = None
+        if type(given) is Request:
+            self._scope = given.scope
+            self._target = _target_of(given.scope)
+            self._body = _Body(given.receive)
+            self.args = (Request(given.scope, self._body.receive),)
+        elif recorder.wants():
+            self._before = _try(lambda: _method_request(method, args, kwargs, model_id))
 
-    async def read_body(self) -> None:
-        """Read the body of an HTTP request, which keeps it for the handler."""
-        request = self._request
-        if request is not None and _length(request.scope) <= MOST_BYTES:
-            self._body = await request.body()
+    def answered(self, answer: Any) -> Any:
+        """Return the answer of the method. An HTTP answer says whether the request failed."""
+        self._has_failed = isinstance(answer, Response) and answer.status_code >= FAILED
+        return answer
 
-    def __enter__(self) -> None:
-        reached.set(self._kinds)
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        reached.set(None)
-        if error is None:
-            target = self._method if self._request is None else _target_of(self._request.scope)
-            self._recorder.note(target, self._kinds, self._describe)
-
-    def _describe(self) -> RecordedRequest:
-        if self._request is not None:
-            return _http_request(self._request.scope, self._body, self._model_id)
-        tensors: dict[str, torch.Tensor] = {}
-        other = functools.partial(_other, tensors)
-        arguments = {
-            "args": [plain(each, other) for each in self._args],
-            "kwargs": plain(self._kwargs, other),
-        }
-        return RecordedRequest(
-            target=self._method,
-            arguments=arguments,
-            tensors=_packed(tensors),
-            model_id=self._model_id,
-        )
+    def _described(self) -> RecordedRequest | str | None:
+        body = self._body
+        if body is None:
+            return self._before
+        return _try(lambda: _http_request(self._scope, body, self._model_id))
 
 
-class _AppCall:
-    """One HTTP request to an ASGI app, whose body is kept while the app reads it."""
+class _AppCall(_OneRequest):
+    """A request to an ASGI app."""
 
     def __init__(
-        self, recorder: RequestRecorder, scope: Any, receive: Callable[[], Any], model_id: str
+        self,
+        recorder: RequestRecorder,
+        scope: Any,
+        receive: Callable[[], Any],
+        send: Callable[[Any], Any],
+        model_id: str,
     ) -> None:
-        self._recorder = recorder
+        super().__init__(recorder, _target_of(scope))
         self._scope = dict(scope)
-        self._receive = receive
+        self._send = send
         self._model_id = model_id
-        self._kinds: set[int] = set()
-        self._body: bytes | None = b""
+        self._body = _Body(receive)
+        self.receive = self._body.receive
 
-    async def receive(self) -> Any:
-        """Return the next message from the client (ASGI's `receive`)."""
-        message = await self._receive()
-        if message.get("type") == "http.request" and self._body is not None:
-            self._body += message.get("body", b"")
-            if len(self._body) > MOST_BYTES:
-                self._body = None
-        return message
+    async def send(self, message: Any) -> None:
+        """Send a message to the client (ASGI's `send`), and note whether the request failed."""
+        if message.get("type") == "http.response.start" and message["status"] >= FAILED:
+            self._has_failed = True
+        await self._send(message)
 
-    def __enter__(self) -> None:
-        reached.set(self._kinds)
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        reached.set(None)
-        if error is None:
-            scope, body, model_id = self._scope, self._body, self._model_id
-            self._recorder.note(
-                _target_of(scope), self._kinds, lambda: _http_request(scope, body, model_id)
-            )
+    def _described(self) -> RecordedRequest | str | None:
+        return _try(lambda: _http_request(self._scope, self._body, self._model_id))
 
 
-_NOT_WATCHED = contextlib.nullcontext()
-"""Stands for a call that is no request."""
-
-
-def _is_asgi(method: Callable[..., Any]) -> bool:
-    return [*inspect.signature(method).parameters] == ["scope", "receive", "send"]
-
-
-def _length(scope: Mapping[str, Any]) -> int:
-    lengths = [value for name, value in scope["headers"] if name.lower() == b"content-length"]
-    return int(lengths[0]) if lengths else 0
+def _try(describe: Callable[[], RecordedRequest]) -> RecordedRequest | str:
+    """Return a request, or why it cannot be recorded."""
+    try:
+        return describe()
+    except NotRecordable as error:
+        return str(error)
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        return f"a request cannot be described: {type(error).__name__}"
 
 
 def _target_of(scope: Mapping[str, Any]) -> str:
     path = str(scope["path"]).removeprefix(str(scope.get("root_path", ""))) or "/"
-    query = scope.get("query_string", b"").decode()
+    query = scope.get("query_string", b"").decode("latin-1")
     return f"{scope['method']} {urllib.parse.quote(path)}{'?' if query else ''}{query}"
 
 
-def _http_request(scope: Mapping[str, Any], body: bytes | None, model_id: str) -> RecordedRequest:
-    if body is None:
-        raise NotRecordable(f"the body of a request is larger than {MOST_BYTES >> 10} KiB")
-    types = [value for name, value in scope["headers"] if name.lower() == b"content-type"]
-    content_type = types[0].decode() if types else ""
+def _http_request(scope: Mapping[str, Any], body: _Body, model_id: str) -> RecordedRequest:
+    target, data = _target_of(scope), body.read(scope)
+    if HTTP_TARGET.fullmatch(target) is None:
+        raise NotRecordable("the method or the path of a request cannot be replayed")
+    types_ = [value for name, value in scope["headers"] if name.lower() == b"content-type"]
+    content_type = types_[0].decode("latin-1") if types_ else ""
     arguments: dict[str, Any] = {}
-    if "json" in content_type and body:
-        arguments["json"] = json.loads(body)
-    elif body:
-        arguments["body"] = base64.b64encode(body).decode()
+    if content_type.partition(";")[0].strip() == "application/json" and data:
+        arguments["json"] = plain(json.loads(data), _refuse)
+        if arguments["json"] is None:
+            raise NotRecordable("the body of a request is null")
+    elif data:
+        arguments["body"] = base64.b64encode(data).decode()
         arguments["content_type"] = content_type
-    return RecordedRequest(target=_target_of(scope), arguments=arguments, model_id=model_id)
+    return RecordedRequest(target=target, arguments=arguments, model_id=model_id)
+
+
+def _method_request(
+    method: str, args: Sequence[Any], kwargs: Mapping[str, Any], model_id: str
+) -> RecordedRequest:
+    tensors: dict[str, torch.Tensor] = {}
+    other = functools.partial(_other, tensors)
+    arguments = {
+        "args": [plain(each, other) for each in args],
+        "kwargs": plain(dict(kwargs), other),
+    }
+    return RecordedRequest(
+        target=method, arguments=arguments, tensors=_packed(tensors), model_id=model_id
+    )
 
 
 # Values that JSON has not -------------------------------------------------------------------------
+
+
+def _refuse(value: Any) -> Any:
+    raise NotRecordable(f"a value is a {type(value).__qualname__}")
 
 
 def _other(tensors: dict[str, torch.Tensor], value: Any) -> dict[str, str]:
@@ -416,12 +507,14 @@ def _other(tensors: dict[str, torch.Tensor], value: Any) -> dict[str, str]:
         return {"$bytes": base64.b64encode(value).decode()}
     name = f"t{len(tensors)}"
     if type(value) is torch.Tensor:
-        tensors[name] = value.detach().cpu().contiguous()
+        if value.requires_grad or value.is_conj() or value.is_neg() or not value.is_contiguous():
+            raise NotRecordable("a tensor is not contiguous, or requires grad")
+        tensors[name] = value.detach().cpu().clone()
         return {"$tensor": name}
     kind = type(value)
     if (kind.__module__, kind.__qualname__) == ("numpy", "ndarray"):
         try:
-            tensors[name] = torch.from_numpy(value).contiguous()
+            tensors[name] = torch.from_numpy(value).contiguous().clone()
         except TypeError as error:
             raise NotRecordable(f"an array has the dtype {value.dtype}") from error
         return {"$array": name}

@@ -342,6 +342,7 @@ def measure(name: str) -> dict[str, Any]:
         "late": len(replayed["late"]),
         "verdict": ", ".join(sorted(str(each) for each in verdicts)) or "nothing learned",
         "kinds": sum(plan["kinds"] for plan in plans.values()),
+        "replayed": sum(reports[each]["covered"]["expected"] for each in plans),
         "proven": sum(reports[each]["covered"]["proven"] for each in plans),
         "compiles_on_replay": sum(each["compiles"] for each in reports.values()),
         "wrong": learned["wrong"] + replayed["wrong"],
@@ -407,8 +408,8 @@ def lines_that_name_serve_warm(name: str) -> int:
 def problems(row: dict[str, Any]) -> list[str]:
     """Return what is not as it should be in the row of an application."""
     found = [f"the verdict is {row['verdict']}"] if row["verdict"] != "full_hit" else []
-    if row["proven"] != row["kinds"] or not row["kinds"]:
-        found.append(f"{row['proven']} of {row['kinds']} kinds are proven")
+    if row["proven"] != row.get("replayed", row["kinds"]) or not row["kinds"]:
+        found.append(f"{row['proven']} of {row['replayed']} calls of the plan are proven")
     for key in ("lines_changed", "late", "compiles_on_replay", "wrong"):
         found += [f"{key} is {row[key]}"] if row[key] else []
     return [f"{row['app']}: {each}" for each in [*found, *row["not_taken"]]]

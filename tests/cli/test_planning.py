@@ -138,10 +138,18 @@ def test_what_ended_replicas_recorded_counts_once(monkeypatch):
     assert "2 replicas of app/Model and 1 that have ended" in done.stderr
 
 
-def test_only_the_chosen_deployment_forgets(monkeypatch):
-    done = run(monkeypatch, [answer("A", 3)], "--forget")
+def test_only_the_chosen_deployment_forgets_and_only_after_the_plan_is_written(
+    monkeypatch, tmp_path: Path
+):
+    file = tmp_path / "plan.yaml"
+    done = run(monkeypatch, [answer("A", 3)], "--forget", "-o", str(file))
     assert done.asked == [("warmup_recorded", {}), ("warmup_recorded", {"forget": "app/A"})]
-    assert "1 replicas of app/A, which have forgotten them" in done.stderr
+    assert "the replicas of app/A have forgotten these calls" in done.stderr
+    assert len(read_plan(str(file)).calls) == 1
+    for words in ([], ["-o", str(tmp_path / "nowhere" / "plan.yaml")]):
+        done = run(monkeypatch, [answer("A", 3)], "--forget", *words)
+        assert done.exit_code != 0
+        assert ("warmup_recorded", {"forget": "app/A"}) not in done.asked
 
 
 @pytest.fixture

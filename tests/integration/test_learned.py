@@ -105,12 +105,13 @@ def test_a_new_replica_knows_what_an_ended_one_recorded(cluster: Cluster, tmp_pa
     wait_until("a file has the calls", lambda: any(map(has_all_calls, folder.glob("*.json"))))
     cluster.delete({app.name: app})
     app = deploy(cluster, **settings)
-    planned = command("plan", "--forget")
+    file = tmp_path / "plan.yaml"
+    planned = command("plan", "--forget", "--output", str(file))
     again = command("plan")
     cluster.delete({app.name: app})
 
     assert planned.returncode == 0, planned.stderr
-    assert [each["calls"] for each in yaml.safe_load(planned.stdout)["calls"]] == [1, 2]
+    assert [each["calls"] for each in yaml.safe_load(file.read_text())["calls"]] == [1, 2]
     assert "1 replicas of integration.untouched_scorer/Scorer and 1 that have ended" in (
         planned.stderr
     )

@@ -132,7 +132,7 @@ def test_a_damaged_file_is_left_out(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"calls": [1]}, {"requests": [1]}, {"models": [1]}, {"not_recorded": {"a": "b"}}]
+    "wrong", [{"calls": 1}, {"requests": 1}, {"models": [1]}, {"not_recorded": {"a": "b"}}]
 )
 def test_a_file_of_another_kind_is_left_out(tmp_path: Path, wrong: dict[str, Any]):
     of(tmp_path).write("r1", {"not_recorded": {}, **RECORDED})
@@ -171,3 +171,27 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(tmp_path: Path, monke
         writer.write()
     (warning,) = [each for each in caplog.messages if "cannot write the recorded calls" in each]
     assert "serve-warm plan still asks this replica" in warning
+
+
+def test_a_call_that_cannot_be_read_spoils_no_other(tmp_path: Path):
+    of(tmp_path).write("r1", RECORDED)
+    (path,) = (tmp_path / FOLDER).iterdir()
+    found = json.loads(path.read_text())
+    found["calls"].insert(0, {"callable": 7})
+    found["requests"].append({"target": "PROPFIND /"})
+    path.write_text(json.dumps(found))
+    assert of(tmp_path).read() == [{"replica": "r1", **RECORDED}]
+
+
+def test_a_recorder_that_fails_ends_no_thread(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(module, "GATHER_S", 0.01)
+    new, asked = threading.Event(), [threading.Event() for _ in range(3)]
+
+    def recorded() -> Any:
+        next(each for each in asked if not each.is_set()).set()
+        raise RecursionError("deep")
+
+    CallWriter(of(tmp_path), "r1", recorded, new=new)
+    for each in asked:
+        new.set()
+        assert each.wait(10)

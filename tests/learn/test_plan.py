@@ -13,6 +13,7 @@ import pytest
 from serve_warm.errors import ConfigError
 from serve_warm.learn.plan import MOST_BYTES, InputPlan, make_plan, read_plan
 from serve_warm.learn.recorded import RecordedCall
+from serve_warm.learn.recorded_requests import RecordedRequest
 
 
 def call(size: int, calls: int = 1, structure: str = "t0") -> RecordedCall:
@@ -95,3 +96,28 @@ def test_a_file_that_cannot_be_read_is_named(name: str, tmp_path: Path):
 def test_an_empty_plan_is_valid():
     """A reviewer may have removed all calls."""
     assert read_plan("format: 1\ncalls: []\n") == InputPlan(calls=())
+
+
+@pytest.mark.parametrize("number", [1e-07, 1e20, 2.5])
+def test_a_plan_as_json_keeps_its_values(number: float):
+    """The build gives it to the replicas so; YAML would read some numbers as texts."""
+    request = RecordedRequest(
+        target="ask", arguments={"args": [number, "\U0001f600"], "kwargs": {}}, calls=1
+    )
+    plan = InputPlan(calls=(call(3),), requests=(request,), within_s=1e-05)
+    assert read_plan(json.dumps(plan.to_json())) == plan
+    assert read_plan(plan.to_yaml()) == plan
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "format: 1\ncalls: []\nrequests: [{target: a, arguments: {args: [2026-01-02]}}]",
+        "format: 1\ncalls: []\nmodels: [2026-02-31]",
+        "format: 1\ncalls: []\nrequests: [{target: a, arguments: {args: [!!binary aGk=]}}]",
+    ],
+    ids=["date", "no date", "binary"],
+)
+def test_a_plan_that_a_person_has_edited_is_refused_with_one_sentence(text: str):
+    with pytest.raises(ConfigError):
+        read_plan(text)

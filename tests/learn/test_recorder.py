@@ -18,6 +18,7 @@ from levels import answered_eagerly, forget_callables, started
 from models import Scaled, scaled_fixture, x  # noqa: F401 - a fixture
 from serve_warm.compiler import evidence
 from serve_warm.learn.recorder import KINDS_KEPT, Recorder
+from serve_warm.precompile.dispatch.call_counts import CallCounts
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.facts.names import describe_tensor
 from serve_warm.replica.serve.model_thread import ModelThread
@@ -319,3 +320,47 @@ def test_equal_classes_are_told_apart_by_number(recorder: Recorder):
         (0, "Tensor float32[3] "),
         (1, "Tensor float32[4] "),
     ]
+
+
+def test_what_a_replay_could_not_make_is_left_out_with_its_reason(recorder: Recorder):
+    function = compiled(lambda *given: torch.zeros(1))
+    one, two, marked = torch.ones(3), torch.ones(3), torch.ones(3)
+    torch._dynamo.mark_dynamic(marked, 0)
+    with torch.inference_mode():
+        inside = torch.ones(3)
+    for args in ((one, two), (one, one), (one, inside), (marked,), ([one, one],)):
+        function(*args)
+    with torch.autocast("cpu"):
+        function(one, two)
+    calls, why = recorder.calls()
+    assert [each.calls for each in calls] == [1]
+    assert why == {
+        "a tensor is passed more than once": 2,
+        "some tensors are made in inference mode, and others are not": 1,
+        "a tensor has attributes of its own, as those of mark_dynamic": 1,
+        "it is called under autocast": 1,
+    }
+
+
+def test_sizes_are_told_apart(recorder: Recorder):
+    function = compiled(lambda x, size: x + size[0])
+    for size in (torch.Size([2, 3]), torch.Size([3, 2]), torch.Size([2, 3])):
+        function(torch.ones(1), size)
+    assert sorted(each.calls for each in recorder.calls()[0]) == [1, 2]
+
+
+def test_long_lists_take_no_memory(recorder: Recorder):
+    """They are a request's content, such as token ids."""
+    function = compiled(torch.compiler.disable(lambda x, ids: x + len(ids)))
+    for shift in range(20):
+        function(torch.ones(1), list(range(shift, shift + 5000)))
+    calls, why = recorder.calls()
+    assert (calls, why) == ([], {"an argument is a list of more than 256 items": 20})
+    assert len(vars(recorder)["_kinds"]) == 1
+
+
+def test_an_argument_that_raises_anything_breaks_no_call(recorder: Recorder):
+    class Lazy:
+        __class__ = property(lambda _: 1 // 0)  # type: ignore[assignment]
+
+    recorder.note(CallCounts("app.Model"), (torch.ones(1), [Lazy()]), {})

@@ -63,3 +63,13 @@ def test_a_budget_counts_the_traffic_of_calls_that_the_same_code_answers():
 def test_a_reduced_plan_can_be_read_again():
     plan = reduce_plan(planned(4, 3, 3, within_s=1.5), reached("a", "b", "b"))
     assert InputPlan.from_json(plan.to_json(), source="x") == plan
+
+
+def test_a_call_whose_code_others_load_is_not_covered_without_them():
+    """At level 1: the second and third call compiled nothing."""
+    worked = Reached(codes=frozenset("w"), needs=frozenset("w"), seconds=2.0)
+    rest = Reached(codes=frozenset(), needs=frozenset("w"), seconds=1.0)
+    whole = reduce_plan(planned(5, 3, 2), [worked, rest, rest])
+    assert (counts(whole), whole.covered, whole.share) == ([5], 5, 1.0)
+    none = reduce_plan(planned(5, 3, 2, within_s=1.0), [worked, rest, rest])
+    assert (counts(none), none.covered, none.share) == ([], 0, 0.0)

@@ -133,6 +133,8 @@ ENVIRONMENT_READERS = {"config", "node", "_redaction", "seats.preload"}
 BROAD_HANDLERS = {
     "seats.preload": "an error in an import of the app must not end a worker",
     "compiler.eager_calls": "an argument that cannot be described must not break a request",
+    "learn.recorder": "an argument that cannot be looked at must not break a request",
+    "learn.call_files": "the thread that writes files outlives each error",
     "learn.replayed": "the user's code may raise anything when it runs uncompiled",
     "learn.replayed_requests": "the user's code may raise anything when it runs uncompiled",
     "learn.request_recorder": "the user's function that scrubs requests may raise anything",

@@ -270,7 +270,7 @@ class ServeReplica(ServeCalls):
             return
         self._requests = RequestRecorder(scrub)
         self._requests.watch(
-            self.owner,
+            type(self.owner),
             list_targets(type(self.owner)),
             model_id=lambda: ray_serve.current_request().multiplexed_model_id,
         )

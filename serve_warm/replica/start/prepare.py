@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+UNLOADABLE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError, OSError)
+"""Errors of a loader for a model that is gone."""
+
 REMOTE_CACHES = (
     "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE",
     "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE",
@@ -274,6 +277,7 @@ class Preparation(StartStep):
     def _on_its_thread(
         self, replayed: ReplayedCall, call: RecordedCall, models: Sequence[str]
     ) -> Callable[..., Any]:
+        from serve_warm.learn.recorded import NotRepeatable
         from serve_warm.precompile.recording import find_callables
 
         loaders = model_loaders(self._replica.owner) if models else ()
@@ -282,7 +286,14 @@ class Preparation(StartStep):
             # The callables of a model exist only when it is loaded, which Serve leaves to the first
             # request for it. To load it again takes no time.
             for load, model in itertools.product(loaders, models):
-                await load(model)
+                try:
+                    await load(model)
+                except UNLOADABLE as error:
+                    raise NotRepeatable(
+                        f"the application cannot load the model {model!r}, which the plan names: "
+                        f"{describe_error(error)}",
+                        hint="remove the model from the plan",
+                    ) from error
             if not any(find_callables(call.callable, call.number)):
                 bind_methods(self._replica.owner)
             if call.on_model_thread:

@@ -547,9 +547,18 @@ class Warmup:
         # In the order of the plan: the inputs keep it, behind the declared ones.
         planned = self.journal.planned
 
+        def needs_of(name: str) -> frozenset[Code]:
+            """Return the calls that compiled the code that answers this one at level 1."""
+            code = answered_by[name].torch_compile
+            return frozenset(
+                each
+                for each in worked & answered_by.keys()
+                if code & answered_by[each].torch_compile
+            )
+
         def found(names: frozenset[str]) -> list[Reached]:
             return [
-                Reached(codes=codes_of(name), seconds=steady_s.get(name, 0.0))
+                Reached(codes=codes_of(name), needs=needs_of(name), seconds=steady_s.get(name, 0.0))
                 for name in answered_by
                 if name in names
             ]
