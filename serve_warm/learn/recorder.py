@@ -139,7 +139,7 @@ class Recorder:
                 kind.before = kind.total()
         self.is_recording = True
 
-    def note(  # noqa: C901 - on the path of each call
+    def note(
         self, counts: CallCounts, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
         """Count a call that the dispatcher does not count."""
@@ -147,18 +147,14 @@ class Recorder:
             return
         try:
             parts: list[object] = [id(counts), is_inference_mode_enabled(), is_grad_enabled()]
-            ids = []
             for value in args:
-                if type(value) is Tensor:
-                    parts += _metadata(value)
-                    ids.append(id(value))
-                else:
-                    parts.append(_key(value))
+                parts += _metadata(value) if type(value) is Tensor else (_key(value),)
             for name in kwargs:
                 parts += (name, _key(kwargs[name]))
-            if len(ids) > 1 and len(set(ids)) < len(ids):
+            if len(args) > 1 and len({*map(id, args)}) < len(args):  # also of equal numbers
                 parts.append(SAME_TENSOR)
-            if is_autocast_enabled("cpu") or is_autocast_enabled("cuda"):
+            casts = is_autocast_enabled("cpu") or is_autocast_enabled("cuda")
+            if casts:
                 parts.append(AUTOCAST)
             key = tuple(parts)
             kind = self._kinds.get(key)
@@ -169,7 +165,7 @@ class Recorder:
                 modes = _modes(
                     _has_inference_tensor(args) or (bool(kwargs) and _has_inference_tensor(kwargs))
                 )
-                why_not = _why_not(args, kwargs)
+                why_not = AUTOCAST if casts else _why_not(args, kwargs)
                 kind = self._add(key, _Kind(counts, kept, modes, _is_model_thread(), why_not))
             kind.calls += 1
             kinds = reached.get()
@@ -345,15 +341,17 @@ def _as_argument(kept: Any, tensors: list[_Tensor]) -> Any:
 def _why_not(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     """Return why a replay could not make such a call, beside what the structure says."""
     tensors: list[torch.Tensor] = []
-    _add_tensors((args, kwargs), tensors)
-    if len({id(each) for each in tensors}) < len(tensors):
-        return SAME_TENSOR
-    if len({each.is_inference() for each in tensors}) > 1:
-        return "some tensors are made in inference mode, and others are not"
-    if any(vars(each) for each in tensors):
-        return "a tensor has attributes of its own, as those of mark_dynamic"
-    if any(is_autocast_enabled(each.device.type) for each in tensors):
-        return AUTOCAST
+    _add_tensors(args, tensors)
+    if kwargs:
+        _add_tensors(kwargs, tensors)
+    if len(tensors) > 1:
+        if len({*map(id, tensors)}) < len(tensors):
+            return SAME_TENSOR
+        if len({each.is_inference() for each in tensors}) > 1:
+            return "some tensors are made in inference mode, and others are not"
+    for each in tensors:
+        if each.__dict__:
+            return "a tensor has attributes of its own, as those of mark_dynamic"
     return ""
 
 
