@@ -62,14 +62,16 @@ Recorded = dict[str, Any]
 class CallFiles:
     """The files of one deployment on this node.
 
-    `days` is the number of days after which a file is removed.
+    `days` is the number of days after which a file is removed. `code` is the digest of the
+    application's code: other code has other callables, so only records of the same code are read.
     """
 
     def __init__(
-        self, state_folder: Path, *, application: str, deployment: str, days: float
+        self, state_folder: Path, *, application: str, deployment: str, code: str, days: float
     ) -> None:
         self.folder = state_folder / FOLDER
         self._names = {"application": application, "deployment": deployment}
+        self._code = code
         self._days = days
 
     def write(self, replica: str, recorded: Recorded) -> None:
@@ -80,7 +82,8 @@ class CallFiles:
         """
         _private_folders.make_private(self.folder)
         os.close(open_folder(str(self.folder)))  # raises an error if it is not this user's alone
-        said = {"format": FORMAT, **self._names, "replica": replica, **fitting(recorded)}
+        names = {**self._names, "code": self._code, "replica": replica}
+        said = {"format": FORMAT, **names, **fitting(recorded)}
         path = self._path(replica)
         temporary = _private_folders.write_beside(path, json.dumps(said).encode(), mode=0o600)
         try:
@@ -96,7 +99,8 @@ class CallFiles:
         `but` is the replica that is left out. Files that are damaged are left out, too.
         """
         found = []
-        for _, each in itertools.islice(self._own(), MOST_FILES):
+        own = (each for _, each in self._own() if each.get("code") == self._code)
+        for each in itertools.islice(own, MOST_FILES):
             with suppress(ConfigError):
                 found.append(_checked(each))
         return [each for each in found if each["replica"] != but]

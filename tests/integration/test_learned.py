@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,12 @@ def command(*words: str, address: bool = True) -> subprocess.CompletedProcess[st
     at = ["--address", ray.get_runtime_context().gcs_address] if address else []
     line = [sys.executable, "-m", "serve_warm.cli", *words, *at]
     return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_recorded(cluster: Cluster) -> None:
+    """Remove what replicas of other tests have recorded on this node."""
+    shutil.rmtree(cluster.state_dir / FOLDER, ignore_errors=True)
 
 
 def deploy(cluster: Cluster, **settings: str) -> App:
@@ -69,7 +76,8 @@ def test_traffic_a_plan_and_a_build_make_a_start_warm(cluster: Cluster, tmp_path
     assert built.returncode == 0, built.stderr
     assert "2/2 inputs proven" in built.stdout
     assert (later["verdict"], later["covered"]) == ("full_hit", {"expected": 2, "proven": 2})
-    assert later["learned"] == {"kinds": 2, "proven": 2, "calls": 3, "share": 1.0}
+    learned = later["learned"]
+    assert (learned["kinds"], learned["proven"], learned["calls"]) == (2, 2, 3)
     for ours, theirs in zip(results, expected, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
     assert later["warmup"]["compiler_processes"] == later["after_ready"]["compiles"] == 0

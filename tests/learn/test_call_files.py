@@ -34,8 +34,10 @@ RECORDED: dict[str, Any] = {
 }
 
 
-def of(folder: Path, *, application: str = "app", deployment: str = "Model") -> CallFiles:
-    return CallFiles(folder, application=application, deployment=deployment, days=7)
+def of(
+    folder: Path, *, application: str = "app", deployment: str = "Model", code: str = "one"
+) -> CallFiles:
+    return CallFiles(folder, application=application, deployment=deployment, code=code, days=7)
 
 
 def test_another_replica_of_the_deployment_reads_what_one_wrote(tmp_path: Path):
@@ -44,6 +46,7 @@ def test_another_replica_of_the_deployment_reads_what_one_wrote(tmp_path: Path):
     assert of(tmp_path).read(but="r1") == []
     assert of(tmp_path, deployment="Other").read() == []
     assert of(tmp_path, application="other").read() == []
+    assert of(tmp_path, code="two").read() == [], "its callables may be gone"
 
 
 def test_nobody_else_can_read_it(tmp_path: Path):
@@ -83,7 +86,7 @@ def test_forgetting_removes_the_files_of_one_deployment(tmp_path: Path):
     other = of(tmp_path, deployment="Other")
     for each in (of(tmp_path), other):
         each.write("r1", RECORDED)
-    of(tmp_path).forget()
+    of(tmp_path, code="two").forget()
     assert of(tmp_path).read() == []
     assert len(other.read()) == 1
 

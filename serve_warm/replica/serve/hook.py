@@ -282,6 +282,7 @@ class ServeReplica(ServeCalls):
             state_directory(self._config),
             application=self.place.application,
             deployment=self.deployment,
+            code="" if self._warmup is None else self._warmup.made_of.code,
             days=self._config.record_days,
         )
 

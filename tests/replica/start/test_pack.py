@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ def test_facts_of_a_build_are_json():
     assert facts["passes"] == 3
 
 
+ITEM = Input(target="embed", name="mine")
+
+
 @pytest.mark.slow
 def test_a_second_pack_has_the_same_entries(tmp_path: Path):
     """A replica can be packed more than once."""
@@ -39,16 +43,18 @@ def test_a_second_pack_has_the_same_entries(tmp_path: Path):
     model = serve_warm.compile(torch.nn.Linear(4, 4), dynamic=False)
 
     class Replay:
-        async def once(self) -> None:
-            with torch.inference_mode():
+        async def once(self, around: Any = None) -> None:
+            around = around or (lambda _: contextlib.nullcontext())
+            with torch.inference_mode(), around(ITEM):
                 model(torch.ones(2, 4))
 
     new_replay: Any = Replay
     asyncio.run(Replay().once())
-    first, facts = asyncio.run(pack(start.report(), tmp_path, new_replay))
-    second, facts_again = asyncio.run(pack(start.report(), tmp_path, new_replay))
+    first, facts, answered_by, _ = asyncio.run(pack(start.report(), tmp_path, new_replay))
+    second, facts_again, _, _ = asyncio.run(pack(start.report(), tmp_path, new_replay))
 
     assert [entry["level"] for entry in facts["entries"]] == [2]
+    assert len(answered_by[ITEM.name].entries) == 1
     assert facts_again == facts
     assert sorted(second) == sorted(first) == ["cache", "precompiled"]
 
