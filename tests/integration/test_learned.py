@@ -126,7 +126,7 @@ def test_a_new_replica_knows_what_an_ended_one_recorded(cluster: Cluster, tmp_pa
     assert again.returncode == 1, "they were to be forgotten"
 
 
-@pytest.mark.long
+@pytest.mark.stress  # over a minute; tests/learn has the parts
 def test_recorded_requests_are_replayed_as_requests(cluster: Cluster, tmp_path: Path):
     """With `record: values`, which a person chooses, also at the build."""
     store, file = tmp_path.as_uri(), tmp_path / "plan.yaml"

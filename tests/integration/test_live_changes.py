@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from conftest import App, Cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
+# Over a minute; tests/properties has the changes without Ray.
+pytestmark = [pytest.mark.ray, pytest.mark.stress, pytest.mark.timeout(600)]
 
 CALLS = 5
 """Calls of each batch in one request."""
