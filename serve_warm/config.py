@@ -177,8 +177,8 @@ class WarmupConfig(_ClosedModel):
     scrub: str | None = None
     """A function, such as `app.privacy:scrub`, that gets the target and the arguments of a recorded
     request, and returns the arguments to keep, or None to keep nothing. It runs before anything is
-    written to a file or leaves the replica. Without it, only texts that look like secrets are
-    replaced."""
+    written to a file or leaves the replica, and after texts that look like secrets were replaced.
+    Without it, requests with bytes, or with a body that is not JSON, are not kept."""
 
     record_days: float = Field(default=7.0, gt=0)
     """How many days to keep what ended replicas have recorded, in the state directory of their

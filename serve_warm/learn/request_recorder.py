@@ -9,6 +9,7 @@ that asks, not in the request.
 
 from __future__ import annotations
 
+import abc
 import base64
 import functools
 import importlib
@@ -64,6 +65,9 @@ FAILED = 400
 Scrub = Callable[[str, dict[str, Any]], "dict[str, Any] | None"]
 """Returns what to keep of a target's arguments, or None to keep nothing."""
 
+Describe = Callable[[], "RecordedRequest | str | None"]
+"""Returns a request, or why it cannot be recorded, or None if it was not described in time."""
+
 Kinds = frozenset[int]
 
 
@@ -111,24 +115,30 @@ class RequestRecorder:
     def wants(self) -> bool:
         """Return whether the arguments of the next request are to be described."""
         self._since_new += 1
-        is_full = len(self._kept) >= MOST_REQUESTS or len(self._refused) >= MOST_REFUSED
-        return not is_full and (self._since_new <= EACH or self._since_new % ONE_IN == 0)
+        is_next = self._since_new <= EACH or self._since_new % ONE_IN == 0
+        return is_next and not self._is_full()
 
-    def note(self, target: str, kinds: set[int], described: RecordedRequest | str | None) -> None:
-        """Record a request that made these kinds of calls.
-
-        `described` is the request, or why it cannot be recorded, or None if it was not described.
-        """
+    def note(self, target: str, kinds: set[int], describe: Describe) -> None:
+        """Record a request that made these kinds of calls. `describe` is called if it is new."""
         if not kinds:  # it reached no compiled code, or entries answered it
             return
         key = target.partition("?")[0], frozenset(kinds)
         with self._lock:
             if key in self._kept:
                 self._counts[key] += 1
-            elif key in self._refused:
+                return
+            if key in self._refused:
                 self._not_recorded[self._refused[key]] += 1
-            elif described is not None:
+                return
+            if self._is_full():
+                return
+        described = describe()
+        with self._lock:
+            if described is not None and key not in self._kept:
                 self._add(key, described)
+
+    def _is_full(self) -> bool:
+        return len(self._kept) >= MOST_REQUESTS or len(self._refused) >= MOST_REFUSED
 
     def _add(self, key: tuple[str, Kinds], described: RecordedRequest | str) -> None:
         why = described if isinstance(described, str) else ""
@@ -144,6 +154,8 @@ class RequestRecorder:
                 self._since_new = 0
         if why and len(self._refused) < MOST_REFUSED:
             why = why if why in self._not_recorded or len(self._not_recorded) < 16 else OTHER
+            if why not in self._not_recorded:  # at most 17 reasons
+                logger.warning("requests to %s are not recorded: %s", key[0], why)
             self._refused[key] = why
             self._not_recorded[why] += 1
 
@@ -359,7 +371,7 @@ class _Body:
         return bytes(self._data)
 
 
-class _OneRequest:
+class _OneRequest(abc.ABC):
     """One request. Its calls of compiled functions are collected in the block."""
 
     def __init__(self, recorder: RequestRecorder, target: str) -> None:
@@ -374,10 +386,11 @@ class _OneRequest:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         reached.set(None)
         if error is None and not self._has_failed:
-            self._recorder.note(self._target, self._kinds, self._described())
+            self._recorder.note(self._target, self._kinds, self._described)
 
+    @abc.abstractmethod
     def _described(self) -> RecordedRequest | str | None:
-        raise NotImplementedError
+        """Return the request, as `Describe` says."""
 
 
 class _MethodCall(_OneRequest):

@@ -194,11 +194,15 @@ def test_tensors_arrays_and_bytes_are_the_same_in_a_replay():
     ],
     ids=["object", "array of texts", "nan", "long text", "large tensor"],
 )
-def test_what_cannot_be_recorded_is_counted_and_breaks_nothing(note: Any, why: str):
+def test_what_cannot_be_recorded_is_counted_and_breaks_nothing(note: Any, why: str, caplog):
     owner, requests = watched()
     assert owner.plain(3, note) == 6
     assert requests.requests() == []
-    assert requests.not_recorded() == {why: 1}
+    assert owner.plain(3, note) == 6
+    assert requests.not_recorded() == {why: 2}
+    assert [each for each in caplog.messages if "not recorded" in each] == [
+        f"requests to plain are not recorded: {why}"
+    ]
 
 
 def test_the_number_of_requests_is_bounded():
@@ -372,10 +376,27 @@ def test_a_request_with_damaged_tensors_is_refused_with_a_sentence():
 def test_sets_of_code_are_not_remembered_without_end():
     _, requests = watched()
     for kind in range(10_000):
-        requests.note("fail", {kind}, "a reason")
-        requests.note("ask", {kind}, RecordedRequest(target="ask", arguments={"args": []}))
+        requests.note("ask", {kind}, lambda: RecordedRequest(target="ask", arguments={}))
     assert len(vars(requests)["_counts"]) == MOST_REQUESTS
+    _, requests = watched()
+    for kind in range(10_000):
+        requests.note("fail", {kind}, lambda: "a reason")
     assert len(vars(requests)["_refused"]) == MOST_REFUSED
+
+
+def test_a_known_request_is_not_described_again():
+    """Its body would be parsed in each request."""
+    _, requests = watched()
+    described: list[int] = []
+
+    def describe() -> RecordedRequest:
+        described.append(1)
+        return RecordedRequest(target="ask", arguments={})
+
+    for _ in range(5):
+        requests.note("ask", {1}, describe)
+    assert len(described) == 1
+    assert targets(requests) == {"ask": 5}
 
 
 def test_arguments_are_recorded_as_they_came():
