@@ -143,6 +143,24 @@ class ModelOfFunction(Variable, Protocol):
         """The function."""
 
 
+class ModelOfPythonFunction(Variable, Protocol):
+    """Dynamo's model of a function or method that is written in Python (`UserFunctionVariable`)."""
+
+    def get_function(self) -> FunctionType:
+        """Return the function."""
+
+    def get_source(self) -> ObjectSource | None:
+        """Return where the trace reads the function; None if it knows no path."""
+
+
+class ModelOfSuper(Variable, Protocol):
+    """Dynamo's model of `super()` (`SuperVariable`)."""
+
+    @property
+    def objvar(self) -> Variable | None:
+        """The object or class whose bases are searched."""
+
+
 class ModelOfTorchFunction(Variable, Protocol):
     """Dynamo's model of a function or class of torch (`TorchInGraphFunctionVariable`)."""
 
@@ -263,6 +281,15 @@ ReadAttribute = Callable[[Variable, Translator, str], Variable]
 
 ReadOfTensor = Callable[[ModelOfTensor, Translator], "Variable | None"]
 """A method that reads one attribute of a tensor; None if the attribute is not known."""
+
+BindArguments = Callable[
+    [ModelOfPythonFunction, Translator, "list[Variable]", "dict[str, Variable]"],
+    "dict[str, Variable]",
+]
+"""Makes the local variables of a function from the arguments of a call."""
+
+ResolveSuper = Callable[[ModelOfSuper, Translator, str], "tuple[object, ObjectSource | None]"]
+"""Returns what `super()` finds, and its source."""
 
 AnswerHasattr = Callable[[Variable, Translator, str], "Variable | None"]
 """A method that executes `hasattr`; None if the answer is not known."""

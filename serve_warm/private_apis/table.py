@@ -94,6 +94,7 @@ PRECOMPILE_HEADER = "_precompile_header"
 HEADER_FOLDER, HEADER_LOCKS = "_HEADER_DIR", "_HEADER_LOCK_DIR"
 COMBO_TUNING = "_combo_sequential_autotune"
 BUILD_C = "_build"
+RESOLVE_SUPER = "SuperVariable._resolved_getattr_and_source"
 """Names of functions and settings in the table, for code that applies their rows."""
 
 
@@ -266,6 +267,14 @@ TABLE: tuple[Patch, ...] = (
         "guards `requires_grad` of weights",
     ),
     _trace(f"{VARIABLES}.tensor:UntypedStorageVariable.__init__", "refuses reads of storages"),
+    _trace(
+        f"{VARIABLES}.functions:UserFunctionVariable.bind_args",
+        "refuses variables of functions that have no path",
+    ),
+    _trace(
+        f"{VARIABLES}.misc:{RESOLVE_SUPER}",
+        "refuses constants that super() finds for a created object",
+    ),
     _trace(
         f"{VARIABLES}.builder:make_dupe_guard",
         "guards that two names mean one object",

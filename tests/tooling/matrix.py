@@ -40,6 +40,7 @@ LEVELS = (
     "tests/properties/test_level3.py",
     "tests/precompile/builders/test_library.py",
     "tests/precompile/entries/test_entry_table.py",
+    "tests/precompile/trace/test_created_objects.py",
     "tests/precompile/trace/test_dict_lookups.py",
     "tests/precompile/trace/test_guard_facts.py",
     "tests/precompile/trace/test_identities.py",

@@ -351,20 +351,20 @@ def _closed_values(function: types.FunctionType, *, with_assigned: bool) -> list
             if isinstance(value, NAMED):
                 values.append(f"{name}={_constant(value)}")
             elif not isinstance(value, (list, dict, set)):
-                is_state = not with_assigned and name in _assigned(code)
+                is_state = not with_assigned and name in assigned_names(code)
                 values += [] if is_state else [f"{name}={_constant(value)}"]
     return values
 
 
 @functools.lru_cache(maxsize=4096)
-def _assigned(code: types.CodeType) -> frozenset[str]:
+def assigned_names(code: types.CodeType) -> frozenset[str]:
     """Return the names in outer functions to which a code object assigns (`nonlocal`)."""
     found: set[str] = set()
     if not ASSIGNING.isdisjoint(code.co_code[::2]):
         steps = dis.get_instructions(code)
         found = {step.argval for step in steps if step.opcode in ASSIGNING}
     inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
-    return frozenset(found.union(*map(_assigned, inner)).intersection(code.co_freevars))
+    return frozenset(found.union(*map(assigned_names, inner)).intersection(code.co_freevars))
 
 
 ASSIGNING = frozenset((dis.opmap["STORE_DEREF"], dis.opmap["DELETE_DEREF"]))

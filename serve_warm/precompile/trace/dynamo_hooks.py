@@ -20,6 +20,7 @@ import torch
 
 from serve_warm.precompile.facts.names import is_own
 from serve_warm.precompile.trace.constant_reads import noting_constants
+from serve_warm.precompile.trace.created_objects import refusing_created_objects
 from serve_warm.precompile.trace.dict_lookups import Lookups, noting_lookups
 from serve_warm.precompile.trace.failed_lookups import noting_failed_lookups
 from serve_warm.precompile.trace.guards import Guard, _expression, path_of
@@ -104,6 +105,7 @@ def all_guarded(begin_set: Begin) -> Iterator[TraceRecord]:
         _noting_hashes(found),
         noting_texts(found.guards, found.refusals, _guard_at),
         _noting_functions(found),
+        refusing_created_objects(found.refusals),
         noting_torch_functions(found.functions),
         noting_dispatch(found.dispatched),
         noting_kernels(found.dispatched),
