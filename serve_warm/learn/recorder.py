@@ -161,11 +161,9 @@ class Recorder:
             if kind is None:
                 if evidence.is_replay():
                     return
-                kept = tuple(map(_keep, args)), _keep(dict(kwargs)) if kwargs else kwargs
-                modes = _modes(
-                    _has_inference_tensor(args) or (bool(kwargs) and _has_inference_tensor(kwargs))
-                )
-                why_not = AUTOCAST if casts else _why_not(args, kwargs)
+                kept, tensors = _kept(args, kwargs, key)
+                modes = _modes(any(each.is_inference() for each in tensors))
+                why_not = AUTOCAST if casts else _why_not(tensors)
                 kind = self._add(key, _Kind(counts, kept, modes, _is_model_thread(), why_not))
             kind.calls += 1
             kinds = reached.get()
@@ -178,7 +176,7 @@ class Recorder:
         self, counts: CallCounts, signature: Signature, tensors: Sequence[torch.Tensor]
     ) -> None:
         """Record a kind of calls that the dispatcher counts."""
-        modes = _modes(_has_inference_tensor(tensors))
+        modes = _modes(any(each.is_inference() for each in tensors))
         key = (id(counts), *modes.values(), signature)
         if key not in self._kinds:
             kind = self._add(key, _Kind(counts, signature, modes, _is_model_thread()))
@@ -238,15 +236,16 @@ class Recorder:
 def _metadata(value: torch.Tensor) -> tuple[object, ...]:
     """Return all that `_Tensor` and the modes keep, or a key's first call would stand for others.
 
-    It begins with a `torch.Size`, as no other part of a key does.
+    It begins with a `torch.Size`, as no other part of a key does, and then has the fields of
+    `_Tensor` in their order.
     """
     return (
         value.shape,
-        value.dtype,
         value.stride(),
+        value.dtype,
         value.device,
-        value.is_inference(),
         value.requires_grad,
+        value.is_inference(),
     )
 
 
@@ -271,6 +270,19 @@ _CONTAINERS = frozenset({list, tuple, dict})
 
 _VALUES = frozenset({int, float, bool, type(None), torch.dtype})
 """Classes of arguments whose values are recorded."""
+
+
+def _kept(
+    args: Sequence[object], kwargs: Mapping[str, object], key: tuple[Any, ...]
+) -> tuple[Kept, Sequence[torch.Tensor]]:
+    """Return what is kept of the arguments of a new kind of call, and the tensors in them."""
+    tensors = [each for each in args if type(each) is Tensor]
+    if len(tensors) == len(args) and not kwargs:
+        # Most calls. The key begins with the modes, and then has what is kept.
+        fields = len(_Tensor._fields)
+        starts = range(3, 3 + 6 * len(args), 6)
+        return (tuple(_Tensor._make(key[at : at + fields]) for at in starts), kwargs), tensors
+    return (tuple(map(_keep, args)), _keep(dict(kwargs))), _tensors_in(args, kwargs)
 
 
 def _keep(value: Any) -> Any:
@@ -338,12 +350,8 @@ def _as_argument(kept: Any, tensors: list[_Tensor]) -> Any:
     return kept
 
 
-def _why_not(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """Return why a replay could not make such a call, beside what the structure says."""
-    tensors: list[torch.Tensor] = []
-    _add_tensors(args, tensors)
-    if kwargs:
-        _add_tensors(kwargs, tensors)
+def _why_not(tensors: Sequence[torch.Tensor]) -> str:
+    """Return why a replay could not make a call with these, beside what the structure says."""
     if len(tensors) > 1:
         if len({*map(id, tensors)}) < len(tensors):
             return SAME_TENSOR
@@ -359,22 +367,28 @@ SAME_TENSOR = "a tensor is passed more than once"
 AUTOCAST = "it is called under autocast"
 
 
-def _add_tensors(value: object, into: list[torch.Tensor]) -> None:
-    if isinstance(value, torch.Tensor):
+def _tensors_in(args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in args:
+        _add_tensors(value, found)
+    for value in kwargs.values():
+        _add_tensors(value, found)
+    return found
+
+
+def _add_tensors(value: Any, into: list[torch.Tensor]) -> None:
+    # The classes first: `isinstance` asks the metaclass of tensors, which takes 0.3 µs.
+    if type(value) is Tensor:
         into.append(value)
     elif isinstance(value, dict):
-        _add_tensors(tuple(value.values()), into)
-    elif isinstance(value, (list, tuple)) and len(value) <= MOST_ITEMS:
-        for each in value:
+        for each in value.values():
             _add_tensors(each, into)
-
-
-def _has_inference_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.is_inference()
-    if isinstance(value, dict):
-        return any(map(_has_inference_tensor, value.values()))
-    return isinstance(value, (list, tuple)) and any(map(_has_inference_tensor, value))
+    elif isinstance(value, (list, tuple)):
+        if len(value) <= MOST_ITEMS:
+            for each in value:
+                _add_tensors(each, into)
+    elif isinstance(value, torch.Tensor):
+        into.append(value)
 
 
 def _modes(has_inference_tensor: bool) -> dict[str, bool]:  # noqa: FBT001 - one of three modes
