@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,8 +31,10 @@ deployment_option = click.option("--deployment", help="Only the artifacts of thi
 @click.argument("store")
 @application_option
 @deployment_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-def inspect(*, store: str, application: str | None, deployment: str | None, as_json: bool) -> None:
+@screen.json_option
+def inspect(
+    *, store: str, application: str | None, deployment: str | None, json_file: Path | None
+) -> None:
     """Show the artifacts of a store: their signers, their fingerprints and their parts.
 
     The command reads only the statements, and downloads no parts.
@@ -40,8 +43,8 @@ def inspect(*, store: str, application: str | None, deployment: str | None, as_j
     described = catalog.describe(
         opened, load_trust(), application=application, deployment=deployment
     )
-    if as_json:
-        screen.data([_as_data(item) for item in described])
+    if json_file is not None:
+        screen.data([_as_data(item) for item in described], json_file)
         return
     if not described:
         click.echo(nothing_there(opened, store, application, deployment), err=True)
@@ -87,8 +90,10 @@ def _show_manifest(manifest: Manifest) -> None:
 @click.argument("store")
 @application_option
 @deployment_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-def verify(*, store: str, application: str | None, deployment: str | None, as_json: bool) -> None:
+@screen.json_option
+def verify(
+    *, store: str, application: str | None, deployment: str | None, json_file: Path | None
+) -> None:
     """Check the artifacts in STORE as a replica would, on any machine.
 
     The command checks signatures, age, deny-list, sizes, digests and the contents of the parts.
@@ -105,14 +110,15 @@ def verify(*, store: str, application: str | None, deployment: str | None, as_js
     vouched = {item.digest for item in checked if item.trusted}
     refused = [item for item in checked if not item.trusted and item.digest not in vouched]
     good = sum(item.trusted for item in checked)
-    if as_json:
+    if json_file is not None:
         screen.data(
             {
                 "store": opened.uri,
                 "ok": good,
                 "refused": len(refused),
                 "artifacts": [_as_data(item) for item in checked],
-            }
+            },
+            json_file,
         )
     else:
         for item in checked:
@@ -230,7 +236,7 @@ if_published = click.option(
 @application_option
 @deployment_option
 @if_published
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+@screen.json_option
 def push(
     *,
     folder: str,
@@ -238,14 +244,14 @@ def push(
     application: str | None,
     deployment: str | None,
     on_taken: OnTaken,
-    as_json: bool,
+    json_file: Path | None,
 ) -> None:
     """Verify the artifacts in FOLDER, and publish them to STORE.
 
     A published artifact is never replaced. With --if-published supersede, the command adds
     the new artifact of a variant, and keeps the old artifact. Replicas use the newest artifact.
     """
-    _copy(folder, store, application, deployment, on_taken, as_json=as_json)
+    _copy(folder, store, application, deployment, on_taken, json_file=json_file)
 
 
 @click.command()
@@ -254,7 +260,7 @@ def push(
 @application_option
 @deployment_option
 @if_published
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+@screen.json_option
 def pull(
     *,
     store: str,
@@ -262,14 +268,14 @@ def pull(
     application: str | None,
     deployment: str | None,
     on_taken: OnTaken,
-    as_json: bool,
+    json_file: Path | None,
 ) -> None:
     """Verify the artifacts in STORE, and copy them into FOLDER.
 
     Use this command to fill a mirror or a container image. Replicas need no such command: they
     download the matching artifact themselves.
     """
-    _copy(store, folder, application, deployment, on_taken, as_json=as_json)
+    _copy(store, folder, application, deployment, on_taken, json_file=json_file)
 
 
 def _copy(
@@ -279,7 +285,7 @@ def _copy(
     deployment: str | None,
     on_taken: OnTaken,
     *,
-    as_json: bool,
+    json_file: Path | None,
 ) -> None:
     source, target, trust = open_existing_store(source_uri), open_store(target_uri), load_trust()
     click.echo(screen.show_line(f"copying {source.uri} to {target.uri}"), err=True)
@@ -291,14 +297,15 @@ def _copy(
         deployment=deployment,
         on_taken=on_taken,
     )
-    if as_json:
+    if json_file is not None:
         screen.data(
             {
                 "source": source.uri,
                 "target": target.uri,
                 "statements": done.statements,
                 "refused": screen.refusals(done.refused),
-            }
+            },
+            json_file,
         )
     else:
         for key in done.statements:

@@ -25,12 +25,7 @@ from serve_warm.errors import ServeWarmError
     "app's settings name a different store.",
 )
 @click.option("--deployment", help="Check only this deployment, which must use WarmupMixin.")
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(path_type=Path),
-    help="Write the findings to this file as JSON. With -, print JSON on stdout instead of text.",
-)
+@screen.json_option
 def check(*, app: str, store: str | None, deployment: str | None, json_file: Path | None) -> None:
     """Look for mistakes in an application, in seconds and without starting Ray.
 
@@ -48,7 +43,7 @@ def check(*, app: str, store: str | None, deployment: str | None, json_file: Pat
     seconds = time.perf_counter() - start
     if json_file is not None:
         data = check_.to_json(checked, seconds=seconds)
-        screen.write_json(data, json_file)
+        screen.data(data, json_file)
     if json_file != Path("-"):
         lines = [
             *check_.to_lines(checked.problems, label="problem"),

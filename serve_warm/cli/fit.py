@@ -40,7 +40,7 @@ text is shown if the app is unknown."""
     "Default: this machine.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Also show the factors that match.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+@screen.json_option
 def diff(
     *,
     store: str,
@@ -48,7 +48,7 @@ def diff(
     deployment: str | None,
     against: Path | None,
     show_all: bool,
-    as_json: bool,
+    json_file: Path | None,
 ) -> None:
     """Show which factors of the artifacts in STORE match this machine, and which differ.
 
@@ -84,10 +84,11 @@ def diff(
         name: next((c.statement for c in compared if c.considered.accepted), None)
         for name, compared in by_deployment.items()
     }
-    if as_json:
+    if json_file is not None:
         artifacts = [c.as_data() for compared in by_deployment.values() for c in compared]
         screen.data(
-            {"store": opened.uri, "here": here.to_json(), "takes": takes, "artifacts": artifacts}
+            {"store": opened.uri, "here": here.to_json(), "takes": takes, "artifacts": artifacts},
+            json_file,
         )
     else:
         where = "this machine" if against is None else f"the machine of {against}"

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 @click.option(
     "--name", help="Name of the key in trust files; default: the name of FILE without its suffix."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
+@screen.json_option
+def keygen(*, file: Path, name: str | None, json_file: Path | None) -> None:
     """Make an Ed25519 signing key: FILE is the private key, and FILE.pub is the public key.
 
     The command prints the lines to add to trust.toml on machines that should trust the key. Keep
@@ -40,7 +40,7 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
         raise click.UsageError(f"{name!r} cannot be the name of a key; pass another --name")
     key = write_key_pair(file)
     lines = trust_lines(key.public, name=name)
-    if as_json:
+    if json_file is not None:
         screen.data(
             {
                 "private": str(file),
@@ -48,7 +48,8 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
                 "name": name,
                 "id": key.id,
                 "trust": lines,
-            }
+            },
+            json_file,
         )
         return
     private, public = screen.show_line(str(file)), screen.show_line(f"{file}.pub")
@@ -112,7 +113,7 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     help="With --unsigned: what to do if an artifact's variant is already published; default: "
     "refuse.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+@screen.json_option
 def sign(
     *,
     store: str,
@@ -125,7 +126,7 @@ def sign(
     builder: str,
     target: str | None,
     on_taken: OfPublished | None,
-    as_json: bool,
+    json_file: Path | None,
 ) -> None:
     """Sign the artifacts in STORE again, without uploading their parts.
 
@@ -167,24 +168,25 @@ def sign(
         each = [
             push.sign(opened, keys, trust=load_trust(), application=application, deployment=one)
         ]
-    _show_signed(opened, each, unsigned=unsigned, as_json=as_json)
+    _show_signed(opened, each, unsigned=unsigned, json_file=json_file)
 
 
 def _show_signed(
-    store: Store, each: Sequence[push.SigningResult], *, unsigned: bool, as_json: bool
+    store: Store, each: Sequence[push.SigningResult], *, unsigned: bool, json_file: Path | None
 ) -> None:
     """Print the signed artifacts, and end with exit code 3 if any artifact was skipped."""
     signed = [key for done in each for key in done.statements]
     refused = [refusal for done in each for refusal in done.refused]
     already = sum(done.unchanged for done in each)
-    if as_json:
+    if json_file is not None:
         screen.data(
             {
                 "store": store.uri,
                 "signed": signed,
                 "already": already,
                 "refused": screen.refusals(refused),
-            }
+            },
+            json_file,
         )
     else:
         for key in signed:

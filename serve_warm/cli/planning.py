@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import click
 
+from serve_warm.cli import screen
 from serve_warm.cli.starts import need_ray
 from serve_warm.errors import ConfigError, StoreError
 from serve_warm.learn.buckets import varying_axes
@@ -82,7 +82,7 @@ from serve_warm.learn.recorded_requests import RecordedRequest
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the plan to this file. Default: print it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Write the plan as JSON, not as YAML.")
+@screen.json_option
 def plan(
     *,
     files: tuple[Path, ...],
@@ -96,7 +96,7 @@ def plan(
     values: bool,
     forget: bool,
     file: Path | None,
-    as_json: bool,
+    json_file: Path | None,
 ) -> None:
     """Make a plan from the calls that the replicas of a Ray cluster have recorded.
 
@@ -126,11 +126,12 @@ def plan(
             or "send some traffic first; replicas record with `record: signatures`, which is the "
             "default only in wrapped applications",
         )
-    text = json.dumps(made.to_json(), indent=1) + "\n" if as_json else made.to_yaml()
+    if json_file is not None:
+        screen.data(made.to_json(), json_file)
     if file is not None:
-        file.write_text(text)
-    elif old is None:
-        click.echo(text, nl=False)
+        file.write_text(made.to_yaml())
+    elif old is None and json_file is None:
+        click.echo(made.to_yaml(), nl=False)
     for line in [] if old is None else describe_differences(old, made):
         click.echo(line)
     _summarize(made, source)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,10 +32,10 @@ def _option(name: str) -> click.Option:
     is_flag=True,
     help="Exit with code 1 also if a ready replica is degraded, or its inputs are narrow.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print each check and replica as JSON.")
+@screen.json_option
 @click.pass_context
 def probe(
-    context: click.Context, /, *, verbose: bool, strict: bool, as_json: bool, **given: Any
+    context: click.Context, /, *, verbose: bool, strict: bool, json_file: Path | None, **given: Any
 ) -> None:
     """Report whether this node's replicas are warm and whether its raylet and proxy are healthy.
 
@@ -49,8 +50,8 @@ def probe(
         raise click.UsageError(str(error)) from error
     readiness = node.judge(settings)
     flaws = _flaws(readiness) if strict else []
-    if as_json:
-        screen.data({**_plain(readiness), **({"flaws": flaws} if strict else {})})
+    if json_file is not None:
+        screen.data({**_plain(readiness), **({"flaws": flaws} if strict else {})}, json_file)
     else:
         for line in readiness.said(verbose=verbose):
             click.echo(line)

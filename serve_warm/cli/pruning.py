@@ -64,7 +64,7 @@ def duration(text: str) -> float:
     "statements; repeatable.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, but remove nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+@screen.json_option
 def prune(
     *,
     store: str,
@@ -74,7 +74,7 @@ def prune(
     keep_newest: int | None,
     in_use_files: tuple[Path, ...],
     dry_run: bool,
-    as_json: bool,
+    json_file: Path | None,
 ) -> None:
     """Remove old artifacts from STORE.
 
@@ -97,8 +97,8 @@ def prune(
         in_use=in_use,
         do=did,
     )
-    if as_json:
-        screen.data({"store": opened.uri, "did": did, **dataclasses.asdict(pruned)})
+    if json_file is not None:
+        screen.data({"store": opened.uri, "did": did, **dataclasses.asdict(pruned)}, json_file)
         return
     _show(pruned, "would remove" if dry_run else "removed")
 

@@ -79,12 +79,7 @@ class ReportedStart:
     help="Address of a running Ray cluster, or 'auto' to find one. The command then reads the "
     "reports of the cluster's replicas.",
 )
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write JSON to this file.",
-)
+@screen.json_option
 def report(*, state_dir: str, address: str | None, json_file: Path | None) -> None:
     """Show the duration of each phase of every start, and the levels at which calls run.
 
@@ -101,7 +96,7 @@ def report(*, state_dir: str, address: str | None, json_file: Path | None) -> No
         for line in start.lines():
             click.echo(line)
     if json_file is not None:
-        screen.write_json({"starts": [as_data(start) for start in starts]}, json_file)
+        screen.data({"starts": [as_data(start) for start in starts]}, json_file)
 
 
 def of_node(directory: str) -> list[ReportedStart]:

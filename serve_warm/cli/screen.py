@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -163,19 +163,51 @@ def end_with_refusals(refused: Sequence[ArtifactRefused]) -> None:
         click.get_current_context().exit(NO)
 
 
-def data(value: Any) -> None:
-    """Print JSON on stdout. Control characters are escaped."""
-    click.echo(json.dumps(value, indent=2))
+if TYPE_CHECKING:
+    _PathType = click.ParamType[Path]
+else:
+    _PathType = click.ParamType  # which is generic from click 8.2 on
 
 
-def write_json(value: Any, path: Path) -> None:
-    """Write JSON to a file and print the file's name, or print the JSON if `path` is `-`."""
-    if path == Path("-"):
-        data(value)
+class _JsonFile(_PathType):
+    """A file that ends in `.json`, or `-`: a name that `--json` takes by mistake stays whole."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if str(value) != "-" and Path(value).suffix != ".json":
+            self.fail(
+                f"{str(value)!r} does not end in .json: name such a file, or write --json - before "
+                "another argument",
+                param,
+                ctx,
+            )
+        return Path(value)
+
+
+json_option = click.option(
+    "--json",
+    "json_file",
+    is_flag=False,
+    flag_value="-",
+    type=_JsonFile(),
+    metavar="[FILE|-]",
+    help="Write JSON to this .json file. Without a name or with -, print JSON on stdout.",
+)
+
+
+def data(value: Any, json_file: Path) -> None:
+    """Write JSON to a file and print the file's name, or print the JSON if the file is `-`.
+
+    Control characters are escaped.
+    """
+    text = json.dumps(value, indent=2, default=dict)
+    if json_file == Path("-"):
+        click.echo(text)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=2) + "\n")
-    click.echo(f"wrote {path}", err=True)
+    json_file.parent.mkdir(parents=True, exist_ok=True)
+    json_file.write_text(f"{text}\n")
+    click.echo(f"wrote {json_file}", err=True)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -128,7 +127,7 @@ application_option = click.option(
     help="Make entries of levels 2 and 3 even if torch's private functions differ from those of "
     "tested versions. The signed artifact names these functions.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+@screen.json_option
 def build(
     *,
     app: str,
@@ -148,7 +147,7 @@ def build(
     with_values: bool,
     require_level: str | None,
     accept_torch_source: bool,
-    as_json: bool,
+    json_file: Path | None,
 ) -> None:
     """Build, test, sign and publish the artifact of a deployment.
 
@@ -199,9 +198,9 @@ def build(
         accept_torch_source=accept_torch_source,
         address=address,
     )
-    if as_json:
+    if json_file is not None:
         data = [dataclasses.asdict(built) for built in results]
-        click.echo(json.dumps(data if every else data[0], indent=2, default=dict))
+        screen.data(data if every else data[0], json_file)
         return
     for each, built in zip(apps, results, strict=True):
         _show_result(each, built, unsigned=unsigned)
@@ -414,12 +413,7 @@ def _describe_seconds(report: Mapping[str, Any]) -> str:
 @click.command(epilog=APP_HELP)
 @click.argument("app")
 @click.option("--store", required=True, help="The store that holds the artifact.")
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(path_type=Path),
-    help="Write the results to this file as JSON. With -, print JSON instead of a table.",
-)
+@screen.json_option
 @application_option
 @click.option("--deployment", help="Deployment to measure, if several use WarmupMixin.")
 @address_option
@@ -480,7 +474,7 @@ def bench(
     if json_file != Path("-"):
         show(result)
     if json_file is not None:
-        screen.write_json(result, json_file)
+        screen.data(result, json_file)
 
 
 def _say(text: str) -> None:

@@ -9,6 +9,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -44,9 +45,7 @@ all known replicas."""
     show_default=True,
     help="Seconds between updates with --watch.",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON; with --watch, one line per update."
-)
+@screen.json_option
 @click.pass_context
 def status(
     context: click.Context,
@@ -57,7 +56,7 @@ def status(
     which: Which,
     watch: bool,
     period_s: float,
-    as_json: bool,
+    json_file: Path | None,
 ) -> None:
     """Show the replicas of this node.
 
@@ -72,11 +71,14 @@ def status(
         return observed.of_directory(directory).of(application, deployments)
 
     if watch:
+        if json_file not in (None, Path("-")):
+            raise click.UsageError("with --watch, --json writes to stdout: leave the file out")
+        as_json = json_file is not None
         follow((look() for _ in _every(period_s)), which, as_json=as_json)
         return
     now = look()
-    if as_json:
-        screen.data(plain(now))
+    if json_file is not None:
+        screen.data(plain(now), json_file)
     else:
         show(now, which)
     if not now.ready:

@@ -304,5 +304,19 @@ def test_every_command_has_help_and_json(run):
         *("push", "pull", "keygen", "sign", "prune", "probe", "status", "report"),
     }
     # `run` is Ray's command, which prints only its log.
-    assert {name for name, help_ in helps.items() if "--json" not in help_.out} == {"run"}
+    assert {name for name, help_ in helps.items() if "--json [FILE|-]" not in help_.out} == {"run"}
     assert "130  interrupted" in listed.out
+
+
+def test_json_goes_to_stdout_or_to_a_file_that_its_name_shows(run, source, tmp_path):
+    """Without the rule, `--json ARGUMENT` would write over the argument, or lose it."""
+    publish(source)
+    printed = [run("inspect", source.root, *words).out for words in (["--json"], ["--json", "-"])]
+    assert printed[0] == printed[1]
+    file = tmp_path / "new" / "inspected.json"
+    ended = run("inspect", "--json", file, source.root)
+    assert (ended.code, ended.out, ended.err) == (0, "", f"wrote {file}\n")
+    assert file.read_text() == printed[0]
+    ended = run("inspect", "--json", source.root)
+    assert (ended.code, ended.out) == (2, "")
+    assert "does not end in .json: name such a file, or write --json - before" in ended.err
