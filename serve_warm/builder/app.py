@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -158,6 +158,8 @@ class Application:
     """Ray Serve's deployments as the code defines them, by name."""
     overrides: Mapping[str, Mapping[str, Any]]
     """The options in the YAML, by deployment name."""
+    is_wrapped: bool = False
+    """Whether the application names no serve_warm, so that `serve_warm.app:wrap` runs it."""
 
     @property
     def runtime_env(self) -> Mapping[str, Any]:
@@ -197,6 +199,28 @@ class Application:
             self.warming[deployment].warmup_config,
             user_config=self.option(deployment, "user_config"),
             environ={**environ, **(self.runtime_env_of(deployment).get("env_vars") or {})},
+        )
+
+    def store(self, deployments: Collection[str], environ: Mapping[str, str]) -> str:
+        """Return the address of the store from which the replicas of these deployments read.
+
+        Raises:
+            ConfigError: the settings of one name no store, or they name several.
+        """
+        found = {name: self.settings(name, environ).artifact for name in deployments}
+        uris = set(found.values())
+        if self.is_wrapped and uris == {None}:
+            from serve_warm.app import users_store
+
+            return users_store()
+        if len(uris) == 1 and (uri := uris.pop()) is not None:
+            return uri
+        missing = [name for name, uri in found.items() if uri is None]
+        what = "names no artifact" if missing else "read from several stores"
+        raise ConfigError(
+            f"{self.target}: {', '.join(missing or found)} {what}",
+            hint="give the store's address, or set user_config.warmup.artifact, from which "
+            "replicas read",
         )
 
     def place(
@@ -387,7 +411,8 @@ def import_application(target: str, document: Mapping[str, Any]) -> Application:
     if os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     config = dict(applications[0])
-    bound = _warming(config, _import_bound(config))
+    imported = _import_bound(config)
+    bound = _warming(config, imported)
     built = build_app(bound, name="serve_warm").deployments
     return Application(
         target=target,
@@ -396,6 +421,7 @@ def import_application(target: str, document: Mapping[str, Any]) -> Application:
         bound=bound,
         deployments={each.name: each for each in built},
         overrides={d["name"]: d for d in config.get("deployments") or ()},
+        is_wrapped=bound is not imported,
     )
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from serve_warm.artifact.manifest import VALUES, Manifest
 from serve_warm.artifact.push import OnTaken, copy
 from serve_warm.artifact.statements import describe_filter
 from serve_warm.cli import NO, screen
+from serve_warm.config import environment
 from serve_warm.errors import did_you_mean
 from serve_warm.stores import Store, open_existing_store, open_store
 from serve_warm.trust.files import load_trust
@@ -24,10 +26,36 @@ application_option = click.option(
 )
 deployment_option = click.option("--deployment", help="Only the artifacts of this deployment.")
 
+STORE_HELP = """\b
+STORE is the address of a store. With a Serve YAML file or module:app, it is the
+store that the application's replicas read.
+"""
+
+
+def open_named(store: str) -> Store:
+    """Open the store at an address, or the one that an application's replicas read.
+
+    Raises:
+        ConfigError: the address is wrong, or the application cannot be read or names no store.
+        StoreError: the store does not exist.
+    """
+    if APPLICATION.fullmatch(store):
+        from serve_warm.builder.app import load_application
+
+        application = load_application(store)
+        store = application.store(list(application.warming), environment())
+        click.echo(screen.show_line(f"store: {store}"), err=True)
+    return open_existing_store(store)
+
+
+APPLICATION = re.compile(r".+\.ya?ml|[\w.]+:[\w.]+")
+"""What names an application, and no store: its address would have a slash after the colon."""
+
+
 # Inspecting and verifying -----------------------------------------------------------------------
 
 
-@click.command()
+@click.command(epilog=STORE_HELP)
 @click.argument("store")
 @application_option
 @deployment_option
@@ -39,7 +67,7 @@ def inspect(
 
     The command reads only the statements, and downloads no parts.
     """
-    opened = open_existing_store(store)
+    opened = open_named(store)
     described = catalog.describe(
         opened, load_trust(), application=application, deployment=deployment
     )
@@ -86,7 +114,7 @@ def _show_manifest(manifest: Manifest) -> None:
             click.echo(f"  {group} {screen.show_line(factor)}: {screen.show_line(value)}")
 
 
-@click.command()
+@click.command(epilog=STORE_HELP)
 @click.argument("store")
 @application_option
 @deployment_option
@@ -103,7 +131,7 @@ def verify(
     The exit code is 3 if an artifact is refused (for example because no key is trusted), or if no
     artifact exists.
     """
-    opened = open_existing_store(store)
+    opened = open_named(store)
     found = catalog.check(opened, load_trust(), application=application, deployment=deployment)
     checked = catalog.merge_signatures(found)
     # An artifact that another key signed again has two statements. One trusted statement suffices.

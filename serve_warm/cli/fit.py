@@ -16,10 +16,15 @@ from serve_warm._regular_files import explain_pipe, read_regular
 from serve_warm.artifact import choose, pull
 from serve_warm.artifact.statements import read_place
 from serve_warm.cli import NO, screen
-from serve_warm.cli.artifacts import application_option, deployment_option, nothing_there
+from serve_warm.cli.artifacts import (
+    STORE_HELP,
+    application_option,
+    deployment_option,
+    nothing_there,
+    open_named,
+)
 from serve_warm.config import environment
 from serve_warm.fingerprint import Fingerprint, Mismatch, portable_factors, read_machine
-from serve_warm.stores import open_existing_store
 from serve_warm.trust.envelope import parse_json
 from serve_warm.trust.files import load_trust
 
@@ -28,7 +33,7 @@ BY_REPLICA = "set by the replica"
 text is shown if the app is unknown."""
 
 
-@click.command()
+@click.command(epilog=STORE_HELP)
 @click.argument("store")
 @application_option
 @deployment_option
@@ -58,7 +63,7 @@ def diff(
 
     The exit code is 3 if a deployment has no artifact that fits, or if no artifact exists.
     """
-    opened = open_existing_store(store)
+    opened = open_named(store)
     here = (
         Fingerprint(machine=read_machine(environment(), on_no_torch="note"), app={})
         if against is None

@@ -47,7 +47,9 @@ application_option = click.option(
 @click.command(epilog=APP_HELP)
 @click.argument("app")
 @click.option(
-    "--store", required=True, help="Store to publish to: a folder, or an s3, gs, az or hf address."
+    "--store",
+    help="Store to publish to: a folder, or an s3, gs, az or hf address. Default: the store that "
+    "the application's replicas read.",
 )
 @application_option
 @click.option(
@@ -131,7 +133,7 @@ application_option = click.option(
 def build(
     *,
     app: str,
-    store: str,
+    store: str | None,
     application: str | None,
     deployment: str | None,
     every: bool,
@@ -168,6 +170,10 @@ def build(
 
     key = load_signing_key(key_file) if key_file is not None else None
     imported = _import_to_build(app)
+    if store is None:
+        chosen = [deployment] if deployment in imported.warming else list(imported.warming)
+        store = imported.store(chosen, environment())
+        click.echo(screen.show_line(f"store: {store}"), err=True)
     _check_first(imported, deployment, store, application=application, unsigned=unsigned)
     names = list(imported.warming) if every else [deployment]
     apps = [imported.app(name, application=application) for name in names]
@@ -412,7 +418,11 @@ def _describe_seconds(report: Mapping[str, Any]) -> str:
 
 @click.command(epilog=APP_HELP)
 @click.argument("app")
-@click.option("--store", required=True, help="The store that holds the artifact.")
+@click.option(
+    "--store",
+    help="The store that holds the artifact. Default: the store that the application's replicas "
+    "read.",
+)
 @screen.json_option
 @application_option
 @click.option("--deployment", help="Deployment to measure, if several use WarmupMixin.")
@@ -442,7 +452,7 @@ def _describe_seconds(report: Mapping[str, Any]) -> str:
 def bench(
     *,
     app: str,
-    store: str,
+    store: str | None,
     json_file: Path | None,
     application: str | None,
     deployment: str | None,
@@ -454,10 +464,13 @@ def bench(
     """Compare three ways to start a replica: cold, with torch's cache bytes or with an artifact."""
     need_ray("bench")
     from serve_warm.builder import bench as bench_
-    from serve_warm.builder.app import load_app
+    from serve_warm.builder.app import load_application
     from serve_warm.builder.cluster import open_cluster
 
-    loaded = load_app(app, deployment=deployment, application=application)
+    imported = load_application(app)
+    loaded = imported.app(deployment, application=application)
+    if store is None:
+        store = imported.store([loaded.deployment], environment())
     with (
         screen.progress() as progress,
         open_cluster(address=address, num_cpus=loaded.num_cpus, progress=progress) as cluster,

@@ -26,6 +26,7 @@ from artifacts import new_key, trusting
 from believing import public_pem
 from reports import FULL
 from serve_warm import cli
+from serve_warm.app import users_store
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.manifest import Manifest, Place
 from serve_warm.artifact.unsigned import sign_unsigned
@@ -247,7 +248,22 @@ def test_an_application_without_the_mixin_is_wrapped(
     found = load_application("own_application:app")
     assert found.warming["Plain"].warmup_inputs is None
     assert found.settings("Plain", {}).artifact is None
+    assert found.store(["Plain"], {}) == users_store()  # where `serve-warm run` looks
     assert torch.compile is before
+
+
+def test_the_store_is_the_one_that_the_replicas_read(written, example):
+    [deployment] = example["applications"][0]["deployments"]
+    warmup = deployment["user_config"]["warmup"]
+    loaded = load_application(written(example))
+    assert loaded.store(["TextEmbedder"], {}) == warmup["artifact"]
+    elsewhere = {"SERVE_WARM_ARTIFACT": "s3://bucket/elsewhere"}
+    del warmup["artifact"]
+    loaded = load_application(written(example))
+    assert loaded.store(["TextEmbedder"], elsewhere) == "s3://bucket/elsewhere"
+    with pytest.raises(ConfigError, match="TextEmbedder names no artifact") as refused:
+        loaded.store(["TextEmbedder"], {})
+    assert "user_config.warmup.artifact" in refused.value.hint
 
 
 @pytest.mark.parametrize("target", ["serve.json", "deployments.text_embedder.app", ""])
