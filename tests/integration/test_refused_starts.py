@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -83,3 +84,10 @@ def test_a_start_fails_with_a_sentence_and_its_fix(
     message = refused[problem].failed()
 
     assert [text for text in said if text not in message] == []
+    if problem == "unknown setting":
+        return  # which no replica sees, so there is no log
+    # The first text is the reason, which ends what is ours in each of Serve's tries.
+    ours = message.partition("the replica did not become ready\n")[2].strip().splitlines()
+    assert said[0] in ours[-1]
+    assert re.match(r"traceback: /.*\.log$", ours[0])
+    assert len(ours) <= 20

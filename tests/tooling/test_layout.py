@@ -150,6 +150,7 @@ BROAD_HANDLERS = {
     "generation.slots": "a request that chooses its own tokens must not break others",
     "replica.start.proof": "an odd object of the app must not end a start: the search only advises",
     "replica.start.prepare": "an odd tensor of a model must not end a start: its digest only ranks",
+    "replica.serve.hook": "any error of a start is raised to Serve, but with a short text",
     "replica.serve.rollout": "an odd answer of Serve or another replica must not end a start",
     "replica.start.install": "an artifact must not break a start",
     "node": "damaged files of one replica must not hide the others",

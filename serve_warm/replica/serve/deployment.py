@@ -16,10 +16,11 @@ from ray import serve
 from serve_warm._package import public
 from serve_warm.compiler.imports import IMPORTER
 from serve_warm.config import WarmupConfig, resolve
-from serve_warm.errors import ConfigError, InputError
+from serve_warm.errors import ConfigError, InputError, ServeWarmError
 from serve_warm.inputs import Input
 from serve_warm.private_apis.ray_serve import is_asgi_app
 from serve_warm.replica.serve.application import note_definition
+from serve_warm.replica.serve.failed_start import shorten_failure
 from serve_warm.replica.serve.hook import ReconfigureHook, ServeReplica
 from serve_warm.trust import Trust
 
@@ -229,7 +230,7 @@ def _put_hook_on(
 
 
 class _InitWatch(contextlib.AbstractContextManager[None]):
-    """Reports an exception in the block to a replica, and lets the exception propagate."""
+    """Reports an exception in the block to a replica, and lets it propagate, with a short text."""
 
     def __init__(self, replica: ServeReplica) -> None:
         self._replica = replica
@@ -237,6 +238,8 @@ class _InitWatch(contextlib.AbstractContextManager[None]):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):
             self._replica.note_init_raised(error)
+        if isinstance(error, ServeWarmError):
+            raise shorten_failure(error) from None
 
 
 def _note_errors(instance: Any, replica: ServeReplica) -> Callable[..., Any]:

@@ -47,6 +47,7 @@ from serve_warm.replica.serve.calls import (
     call_like_serve,
     list_targets,
 )
+from serve_warm.replica.serve.failed_start import shorten_failure
 from serve_warm.replica.serve.loop_blocks import LoopBlocks
 from serve_warm.replica.serve.model_thread import ModelThread
 from serve_warm.replica.serve.rollout import why_not_eager
@@ -193,6 +194,15 @@ class ServeReplica(ServeCalls):
 
     async def reconfigure(self, user_config: Any, *, rank: Any) -> None:
         """Call the user's own `reconfigure` as Serve would. Then warm up, or prove again."""
+        try:
+            await self._reconfigure(user_config, rank)
+        except Exception as error:  # noqa: BLE001 - also one of the application
+            failure = shorten_failure(error)
+        else:
+            return
+        raise failure
+
+    async def _reconfigure(self, user_config: Any, rank: Any) -> None:
         # Add the span only once: Serve also calls this for each light update, even if warm-up is
         # off.
         if all(span.name != "__init__" for span in self._timeline.spans()):
