@@ -10,6 +10,7 @@ answer, the dispatcher has the counts, and a call costs nothing here.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from serve_warm._redaction import is_name
 from serve_warm.compiler import evidence
 from serve_warm.learn.recorded import LONGEST, MODEL_THREAD, RecordedCall
 from serve_warm.precompile import SESSION, NoEntry
-from serve_warm.precompile.recording import Signature, describe_structure
+from serve_warm.precompile.recording import Signature, describe_structure, ordered_counts
 
 if TYPE_CHECKING:
     from serve_warm.precompile.recording import CallCounts
@@ -32,9 +33,12 @@ is_grad_enabled = torch.is_grad_enabled
 is_autocast_enabled = torch.is_autocast_enabled
 # In this module, because a name of another one takes longer to look up, and each call does.
 
-MOST_ITEMS = 256
+MOST_ITEMS = 32
 """Largest number of items of a container that is recorded. Longer ones have a request's content,
-such as token ids, and take much memory."""
+such as token ids."""
+
+MOST_IN_ALL = 256
+"""Largest number of items in all containers of a call together. More take much memory."""
 
 KINDS_KEPT = 1024
 """Maximum number of kinds. If another one comes, the rarer half is forgotten, so that a scanner's
@@ -108,13 +112,34 @@ class _Kind:
             raise NoEntry("its arguments are too many")
         return signature
 
-    def total(self) -> int:
+    def total(self, counted: _Counted) -> int:
         """Return the number of calls since recording began."""
         if not isinstance(self.arguments, Signature):
             return self.calls
-        call = str(self.arguments)
-        counted = sum(n for (each, _, _), n in self.counts.by_use.copy().items() if each == call)
-        return max(0, counted - self.before)
+        return max(0, counted.of(self.counts, str(self.arguments)) - self.before)
+
+
+class _Counted:
+    """The dispatchers' counts, each looked at once."""
+
+    def __init__(self) -> None:
+        self._by_call: dict[int, Counter[str]] = {}
+
+    def of(self, counts: CallCounts, call: str) -> int:
+        """Return the number of calls of one kind."""
+        return self._of(counts)[call]
+
+    def all_of(self, counts: CallCounts) -> int:
+        """Return the number of all calls."""
+        return self._of(counts).total()
+
+    def _of(self, counts: CallCounts) -> Counter[str]:
+        found = self._by_call.get(id(counts))
+        if found is None:
+            found = self._by_call[id(counts)] = Counter()
+            for (call, _, _), number in counts.by_use.copy().items():
+                found[call] += number
+        return found
 
 
 class Recorder:
@@ -128,15 +153,21 @@ class Recorder:
         """Set at each new kind of call."""
         self._strange = 0
         """The number of calls whose arguments cannot be looked at."""
+        self._forgotten = 0
+        """The number of calls that no dispatcher counts, and whose kind was forgotten."""
+        self._counted_before: dict[int, int] = {}
+        """What the dispatchers had counted when recording began, by the id of the counts."""
         self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Count calls from now on, and forget those so far."""
         with self._lock:
-            self._strange = 0
+            self._strange = self._forgotten = 0
+            counted = _Counted()
+            self._counted_before = {id(each): counted.all_of(each) for each in SESSION.counts}
             for kind in self._kinds.values():
                 kind.calls, kind.before = 0, 0
-                kind.before = kind.total()
+                kind.before = kind.total(counted)
         self.is_recording = True
 
     def note(
@@ -151,7 +182,8 @@ class Recorder:
                 parts += _metadata(value) if type(value) is Tensor else (_key(value),)
             for name in kwargs:
                 parts += (name, _key(kwargs[name]))
-            if len(args) > 1 and len({*map(id, args)}) < len(args):  # also of equal numbers
+            values = (*args, *kwargs.values()) if kwargs else args
+            if len(values) > 1 and len({*map(id, values)}) < len(values):  # also of equal numbers
                 parts.append(SAME_TENSOR)
             casts = is_autocast_enabled("cpu") or is_autocast_enabled("cuda")
             if casts:
@@ -161,16 +193,32 @@ class Recorder:
             if kind is None:
                 if evidence.is_replay():
                     return
-                kept, tensors = _kept(args, kwargs, key)
-                modes = _modes(any(each.is_inference() for each in tensors))
-                why_not = AUTOCAST if casts else _why_not(tensors)
-                kind = self._add(key, _Kind(counts, kept, modes, _is_model_thread(), why_not))
+                kind = self._note_new(counts, args, kwargs, key, casts=casts)
             kind.calls += 1
             kinds = reached.get()
             if kinds is not None:
                 kinds.add(id(kind))
         except Exception:  # noqa: BLE001 - an argument's own methods may raise anything
             self._strange += 1
+
+    def _note_new(
+        self,
+        counts: CallCounts,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        key: tuple[object, ...],
+        *,
+        casts: bool,
+    ) -> _Kind:
+        kept, tensors = _kept(args, kwargs, key)
+        why_not = AUTOCAST if casts else _why_not(tensors)
+        if len(tensors) != len(args) and _count_items(kept) > MOST_IN_ALL:
+            # All such calls are one kind, because the key would be as large as what is kept.
+            key, kept, why_not = (id(counts), MANY), ((), {}), MANY
+            if key in self._kinds:
+                return self._kinds[key]
+        modes = _modes(any(each.is_inference() for each in tensors))
+        return self._add(key, _Kind(counts, kept, modes, _is_model_thread(), why_not))
 
     def note_kind(
         self, counts: CallCounts, signature: Signature, tensors: Sequence[torch.Tensor]
@@ -196,8 +244,11 @@ class Recorder:
         not_recorded: dict[str, int] = {}
         if self._strange:
             not_recorded["an argument cannot be looked at"] = self._strange
+        counted, lost = _Counted(), self._forgotten
+        lost += sum(counted.all_of(c) - self._counted_before.get(id(c), 0) for c in SESSION.counts)
         for kind in kinds:
-            total = kind.total()
+            total = kind.total(counted)
+            lost -= total if isinstance(kind.arguments, Signature) else 0
             if not total or id(kind.counts) not in numbers:
                 continue
             try:
@@ -215,6 +266,8 @@ class Recorder:
                 calls=total,
             )
             found.append(call)
+        if lost > 0:
+            not_recorded[RARE] = lost
         return sorted(found, key=lambda each: -each.calls), not_recorded
 
     def to_json(self) -> dict[str, Any]:
@@ -225,9 +278,11 @@ class Recorder:
     def _add(self, key: tuple[object, ...], kind: _Kind) -> _Kind:
         with self._lock:
             if len(self._kinds) >= KINDS_KEPT:
-                by_calls = sorted(self._kinds.items(), key=lambda item: -item[1].total())
+                counted = _Counted()
+                by_calls = sorted(self._kinds.items(), key=lambda item: -item[1].total(counted))
                 kept = KINDS_KEPT // 2
                 self._kinds = dict(by_calls[:kept])
+                self._forgotten += sum(each.calls for _, each in by_calls[kept:])
             if not self.new.is_set():  # which is faster than to set it
                 self.new.set()
             return self._kinds.setdefault(key, kind)
@@ -283,6 +338,14 @@ def _kept(
         starts = range(3, 3 + 6 * len(args), 6)
         return (tuple(_Tensor._make(key[at : at + fields]) for at in starts), kwargs), tensors
     return (tuple(map(_keep, args)), _keep(dict(kwargs))), _tensors_in(args, kwargs)
+
+
+def _count_items(kept: Any) -> int:
+    if type(kept) is dict:
+        return len(kept) + sum(map(_count_items, kept.values()))
+    if type(kept) is list or type(kept) is tuple:
+        return len(kept) + sum(map(_count_items, kept))
+    return 0
 
 
 def _keep(value: Any) -> Any:
@@ -363,6 +426,8 @@ def _why_not(tensors: Sequence[torch.Tensor]) -> str:
     return ""
 
 
+RARE = f"their kinds are rarer than the {KINDS_KEPT} that are kept"
+MANY = f"the arguments have more than {MOST_IN_ALL} items"
 SAME_TENSOR = "a tensor is passed more than once"
 AUTOCAST = "it is called under autocast"
 
@@ -407,7 +472,7 @@ def _numbers() -> dict[int, int]:
     """Return the number of each callable among those of its name, by the id of its counts."""
     seen: dict[str, int] = {}
     numbers = {}
-    for counts in SESSION.counts:
+    for counts in ordered_counts():
         numbers[id(counts)] = seen.get(counts.name, 0)
         seen[counts.name] = numbers[id(counts)] + 1
     return numbers

@@ -11,16 +11,40 @@ from serve_warm.precompile.dispatch.call_counts import CallCounts
 from serve_warm.precompile.dispatch.dispatcher import Dispatcher
 from serve_warm.precompile.dispatch.session import SESSION
 
-__all__ = ["CallCounts", "Dispatcher", "Signature", "describe_structure", "find_callables"]
+__all__ = [
+    "CallCounts",
+    "Dispatcher",
+    "Signature",
+    "describe_structure",
+    "find_callables",
+    "ordered_counts",
+]
+
+
+def ordered_counts() -> list[CallCounts]:
+    """Return the counts of all callables, in the order of their compilation.
+
+    Callables that no longer exist are last: after an update, an application may have compiled its
+    model again, and a start compiles it once.
+    """
+    living = {id(each.call_counts) for each in _dispatchers()}
+    return sorted(SESSION.counts, key=lambda counts: id(counts) not in living)
 
 
 def find_callables(name: str, number: int) -> Iterator[Dispatcher]:
     """Yield the dispatchers of the compiled callable with this name and number.
 
-    The number counts the callables of this name, in the order in which they were compiled.
+    The number counts the callables of this name, in the order in which they were compiled. If there
+    are fewer, it is the last one, because where the call was recorded, there may have been older
+    ones.
     """
-    same = [counts for counts in SESSION.counts if counts.name == name]
-    if number < len(same):
-        for dispatcher in SESSION.dispatchers:
-            if isinstance(dispatcher, Dispatcher) and dispatcher.call_counts is same[number]:
-                yield dispatcher
+    by_counts: dict[int, list[Dispatcher]] = {}
+    for each in _dispatchers():
+        by_counts.setdefault(id(each.call_counts), []).append(each)
+    same = [id(counts) for counts in ordered_counts() if counts.name == name]
+    if same := [each for each in same if each in by_counts]:
+        yield from by_counts[same[min(number, len(same) - 1)]]
+
+
+def _dispatchers() -> Iterator[Dispatcher]:
+    return (each for each in SESSION.dispatchers if isinstance(each, Dispatcher))

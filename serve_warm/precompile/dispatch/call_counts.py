@@ -16,8 +16,9 @@ from serve_warm.report import EntryUse
 
 logger = logging.getLogger(__name__)
 
-CALLS_KEPT = 256
-"""Number of different calls that are recorded. Later calls are still counted."""
+CALLS_KEPT = 1024
+"""Number of different calls that are recorded: as many as a plan has. Later calls are still
+counted."""
 
 Use = tuple[str, int, str]
 """Call, level and reason."""
