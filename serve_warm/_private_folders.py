@@ -290,6 +290,10 @@ def user_folder(name: str) -> Path:
     return Path(_claim().folder) / name
 
 
+CALL_FOLDER = "calls"
+"""Name of the folder of recorded calls, in the folder of states."""
+
+
 def state_folder() -> Path:
     """Return the folder that this user's replicas write to, and that probes read.
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import click
 
+from serve_warm._private_folders import write_beside
 from serve_warm.cli import screen
 from serve_warm.cli.starts import need_ray
 from serve_warm.errors import ConfigError, StoreError
 from serve_warm.learn.buckets import varying_axes
 from serve_warm.learn.differences import describe_differences
-from serve_warm.learn.plan import InputPlan, make_plan, merge_plans, read_plan
+from serve_warm.learn.plan import MOST_BYTES, InputPlan, make_plan, merge_plans, read_plan
 from serve_warm.learn.recorded import RecordedCall
 from serve_warm.learn.recorded_requests import RecordedRequest
 
@@ -73,7 +74,8 @@ from serve_warm.learn.recorded_requests import RecordedRequest
 @click.option(
     "--forget",
     is_flag=True,
-    help="Let the replicas forget what they have recorded, and remove their files.",
+    help="Let the replicas forget what they have recorded, also the requests that this plan leaves "
+    "out, and remove their files.",
 )
 @click.option(
     "--output",
@@ -108,7 +110,7 @@ def plan(
     """
     if forget and (files or file is None):
         raise ConfigError(
-            "--forget is for replicas, and needs --output, so that nothing is lost",
+            "--forget is for replicas, and needs --output for what they have recorded",
             hint="serve-warm plan --forget -o plan.yaml",
         )
     old = None if old_file is None else read_plan(str(old_file))
@@ -119,34 +121,81 @@ def plan(
     made = recorded if most is None else recorded.most_frequent(most)
     made = made if seconds is None else dataclasses.replace(made, within_s=seconds)
     made = made if values else dataclasses.replace(made, requests=())
-    if not made.calls:
+    if not (made.calls or made.requests):
+        if forget:
+            _forget(address, name, lost=recorded)
+            return
         raise StoreError(
             f"{source} have recorded no call that can be replayed",
             hint="; ".join(made.left_out)
             or "send some traffic first; replicas record with `record: signatures`, which is the "
             "default only in wrapped applications",
         )
-    if json_file is not None:
-        screen.data(made.to_json(), json_file)
-    if file is not None:
-        file.write_text(made.to_yaml())
-    elif old is None and json_file is None:
-        click.echo(made.to_yaml(), nl=False)
-    for line in [] if old is None else describe_differences(old, made):
-        click.echo(line)
+    _show(made, old, file=file, json_file=json_file)
     _summarize(made, source)
     for axis in varying_axes(recorded.calls, more_than=buckets):
         click.echo(axis.describe(buckets), err=True)
     if forget:
-        _forget(address, name)
+        _forget(address, name, lost=None if values else recorded)
 
 
-def _forget(address: str, name: str) -> None:
-    """Let the replicas of a deployment forget what they have recorded."""
+def _show(
+    made: InputPlan, old: InputPlan | None, *, file: Path | None, json_file: Path | None
+) -> None:
+    """Write a plan to the files that are asked for, or print it or its differences."""
+    if json_file is not None:
+        screen.data(made.to_json(), json_file)
+    if file is not None:
+        _write(file, made)
+    elif old is None and json_file is None:
+        click.echo(made.to_yaml(), nl=False)
+    for line in [] if old is None else describe_differences(old, made):
+        click.echo(line)
+
+
+def _write(file: Path, made: InputPlan) -> None:
+    """Write a plan. If it has the values of requests, only this user can read the file.
+
+    Raises:
+        ConfigError: a build would refuse the file, because it is too large.
+    """
+    text = made.to_yaml()
+    if len(text) > MOST_BYTES:
+        raise ConfigError(
+            f"the plan has {len(text) >> 20} MiB, but at most {MOST_BYTES >> 20} MiB can be read",
+            hint=f"pass --most {len(made.calls) // 2}",
+        )
+    if not made.requests:
+        file.write_text(text)
+        return
+    temporary = write_beside(file, text.encode(), mode=0o600)
+    temporary.rename(file)
+
+
+def _forget(address: str, name: str, *, lost: InputPlan | None) -> None:
+    """Let the replicas of a deployment forget what they have recorded.
+
+    `lost` has the recorded requests that no plan contains.
+
+    Raises:
+        StoreError: a replica has not answered, so it may still have its record.
+    """
     from serve_warm.builder.cluster import ask_replicas
 
-    ask_replicas(address, "warmup_recorded", forget=name)
-    click.echo(f"the replicas of {name} have forgotten these calls", err=True)
+    answers = ask_replicas(address, "warmup_recorded", forget=name)
+    forgot = {each["replica"] for each in answers if _names([each]) == [name]}
+    # Of a second look, because a replica that is slow has not answered the first one.
+    again = [each for each in ask_replicas(address, "warmup_recorded") if _names([each]) == [name]]
+    silent = sorted({each["replica"] for each in again} - forgot)
+    if silent or not forgot:
+        who = f"{', '.join(silent)} of {name} has not" if silent else f"no replica of {name} has"
+        raise StoreError(
+            f"{who} answered, so what was recorded may still be there",
+            hint="run the command again; with Ray 2.53, each run asks one replica",
+        )
+    requests = 0 if lost is None else len(lost.requests)
+    also = f", and {requests} requests that are in no plan" if requests else ""
+    click.echo(f"the replicas of {name} have forgotten these calls{also}", err=True)
 
 
 def _summarize(made: InputPlan, source: str) -> None:

@@ -12,9 +12,9 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import os
 import re
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_warm import _private_folders
+from serve_warm._records import record
 from serve_warm._redaction import describe_error
 from serve_warm._regular_files import read_regular
 from serve_warm.errors import ConfigError
@@ -33,9 +34,6 @@ from serve_warm.node import open_folder
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-FOLDER = "calls"
-"""Name of the folder in the state folder."""
-
 MOST_BYTES = 3 << 20
 """Maximum size of a file: 1 MiB for calls, of which the rarer ones are left out, and the rest for
 requests."""
@@ -53,7 +51,12 @@ since the last."""
 GATHER_S = 1.0
 """Seconds after a new kind of call until it is written, because others may follow."""
 
-_NAME = re.compile(r"[0-9a-f]{32}\.json")
+UNFINISHED_S = 60.0
+"""Seconds after which a file that is still being written has been left by a killed process."""
+
+_NAME = re.compile(r"(?P<unfinished>\.?)[0-9a-f]{32}-(?P<hours>\d{1,6})h\.json(?(unfinished)|$).*")
+"""The name of a file: a digest of its names, and how long it is kept. A dot begins the name of one
+that is still being written."""
 
 Recorded = dict[str, Any]
 """What `Recorder.to_json` returns, and the ids of the models of Serve's multiplexing."""
@@ -62,14 +65,15 @@ Recorded = dict[str, Any]
 class CallFiles:
     """The files of one deployment on this node.
 
-    `days` is the number of days after which a file is removed. `code` is the digest of the
+    `days` is the number of days after which a file is removed: its name has them, because each
+    deployment has its own, and any replica of the node removes it. `code` is the digest of the
     application's code: other code has other callables, so only records of the same code are read.
     """
 
     def __init__(
         self, state_folder: Path, *, application: str, deployment: str, code: str, days: float
     ) -> None:
-        self.folder = state_folder / FOLDER
+        self.folder = state_folder / _private_folders.CALL_FOLDER
         self._names = {"application": application, "deployment": deployment}
         self._code = code
         self._days = days
@@ -91,7 +95,7 @@ class CallFiles:
         except OSError:
             temporary.unlink()
             raise
-        self._remove_old()
+        self.remove_old()
 
     def read(self, *, but: str = "") -> list[Recorded]:
         """Return what other replicas of the deployment have recorded, latest first.
@@ -106,41 +110,72 @@ class CallFiles:
         return [each for each in found if each["replica"] != but]
 
     def forget(self) -> None:
-        """Remove the files of the deployment.
+        """Remove the files of the deployment, also those that a killed process has left.
 
         Raises:
             OSError: a file cannot be removed.
         """
-        for path, _ in list(self._own()):
-            path.unlink(missing_ok=True)
+        for file in list(self._files()):
+            found = self._read(file.path)
+            # Whose file it is cannot be read from one that is cut off.
+            is_left = found is None and file.is_unfinished and file.age_s > UNFINISHED_S
+            if is_left or (found is not None and self._names.items() <= found.items()):
+                file.path.unlink(missing_ok=True)
+
+    def remove_old(self) -> None:
+        """Remove the files of all deployments that are too old, or that a killed process has left.
+
+        Raises:
+            OSError: a file cannot be removed.
+        """
+        for file in list(self._files()):
+            if file.is_old or (file.is_unfinished and file.age_s > UNFINISHED_S):
+                file.path.unlink(missing_ok=True)
 
     def _own(self) -> Iterator[tuple[Path, Recorded]]:
-        """Yield the files of this deployment, latest first."""
-        for _, path in sorted(self._files(), reverse=True):
-            try:
-                found = json.loads(read_regular(path, max_bytes=MOST_BYTES))
-            except (OSError, ValueError, RecursionError):
-                continue  # truncated, or removed just now
+        """Yield the files of this deployment that are not too old, latest first."""
+        for file in sorted(self._files(), key=lambda each: each.age_s):
+            found = None if file.is_unfinished or file.is_old else self._read(file.path)
             wanted = {"format": FORMAT, **self._names}
-            if isinstance(found, dict) and wanted.items() <= found.items():
-                yield path, found
+            if found is not None and wanted.items() <= found.items():
+                yield file.path, found
+
+    def _read(self, path: Path) -> Recorded | None:
+        """Return what a file has; None if it is cut off, damaged, or was removed just now."""
+        try:
+            found = json.loads(read_regular(path, max_bytes=MOST_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
 
     def _path(self, replica: str) -> Path:
         names = "\0".join((*self._names.values(), replica))
-        return self.folder / f"{hashlib.sha256(names.encode()).hexdigest()[:32]}.json"
+        digest = hashlib.sha256(names.encode()).hexdigest()[:32]
+        return self.folder / f"{digest}-{math.ceil(24 * self._days)}h.json"
 
-    def _files(self) -> Iterator[tuple[float, Path]]:
-        with suppress(OSError), os.scandir(self.folder) as entries:
+    def _files(self) -> Iterator[_File]:
+        now = time.time()
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.folder) as entries:
             for entry in entries:
-                status = entry.stat(follow_symlinks=False)
-                if _NAME.fullmatch(entry.name) and stat.S_ISREG(status.st_mode):
-                    yield status.st_mtime, Path(entry.path)
+                named = _NAME.fullmatch(entry.name)
+                if named is None or not entry.is_file(follow_symlinks=False):
+                    continue
+                with suppress(FileNotFoundError):
+                    age_s = now - entry.stat(follow_symlinks=False).st_mtime
+                    yield _File(
+                        path=Path(entry.path),
+                        age_s=age_s,
+                        is_old=age_s > 3600 * int(named["hours"]),
+                        is_unfinished=bool(named["unfinished"]),
+                    )
 
-    def _remove_old(self) -> None:
-        oldest = time.time() - 86400 * self._days
-        for written, path in self._files():
-            if written < oldest:
-                path.unlink(missing_ok=True)
+
+@record(frozen=True, kw_only=True)
+class _File:
+    path: Path
+    age_s: float
+    is_old: bool
+    is_unfinished: bool
 
 
 def _checked(found: Mapping[str, Any]) -> Recorded:
@@ -214,6 +249,8 @@ class CallWriter:
         self._recorded = recorded
         self._new = new
         self._written: Recorded = {}
+        self._lock = threading.Lock()
+        """Held from looking at what is recorded until the file has it."""
         self._has_warned = False
         threading.Thread(target=self._run, name="serve_warm-calls", daemon=True).start()
 
@@ -222,6 +259,21 @@ class CallWriter:
 
         Never raises an error, because the next writes may succeed.
         """
+        with self._lock:
+            self._write()
+
+    def forget(self, forget: Callable[[], None]) -> None:
+        """Remove the files of the deployment, and let `forget` forget what is recorded.
+
+        Raises:
+            OSError: a file cannot be removed.
+        """
+        with self._lock:  # or a write that has looked already would bring the file back
+            self._files.forget()
+            forget()
+            self._written = {}
+
+    def _write(self) -> None:
         recorded = self._recorded()
         if recorded == self._written or not (recorded["calls"] or recorded["requests"]):
             return

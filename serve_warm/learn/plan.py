@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from serve_warm._records import record
+from serve_warm._redaction import first_line
 from serve_warm._regular_files import explain_pipe, read_regular
 from serve_warm.errors import ConfigError
 from serve_warm.learn import recorded_requests
@@ -104,7 +105,7 @@ class InputPlan:
                 f"{source} is not a plan: it has no list `calls`",
                 hint="make one with serve-warm plan",
             )
-        if data.get("format") != FORMAT:
+        if type(data.get("format")) is not int or data["format"] != FORMAT:
             raise ConfigError(
                 f"{source} has format {data.get('format')!r}, but this serve_warm reads format "
                 f"{FORMAT}",
@@ -241,6 +242,12 @@ def _numbers(text: str) -> Sequence[int]:
     return [int(each) for each in re.findall(r"\d+", text)]
 
 
+UNREADABLE = (
+    *(yaml.YAMLError, RecursionError, ValueError),
+    *(LookupError, AttributeError, TypeError),  # of PyYAML, for a tag such as `!!bool maybe`
+)
+
+
 def read_plan(given: str) -> InputPlan:
     """Return a plan from the path of its file, or from its content.
 
@@ -261,6 +268,7 @@ def read_plan(given: str) -> InputPlan:
     try:
         # YAML reads some numbers and texts of JSON otherwise than JSON does.
         data = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{source} is not YAML: {str(error).splitlines()[0]}") from error
+    except UNREADABLE as error:
+        said = first_line(str(error)) or type(error).__name__
+        raise ConfigError(f"{source} is not YAML: {said}") from error
     return InputPlan.from_json(data, source=source)

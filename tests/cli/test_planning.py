@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,15 @@ def answer(deployment: str, *sizes: int, **not_recorded: int) -> dict[str, Any]:
 NUMBERS = itertools.count()
 
 
-def run(monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any]], *words: str) -> Any:
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[dict[str, Any]],
+    *words: str,
+    forgetful: list[dict[str, Any]] | None = None,
+) -> Any:
     def ask(_address: str, method: str, **given: str) -> list[dict[str, Any]]:
         asked.append((method, given))
-        return answers
+        return answers if forgetful is None or not given else forgetful
 
     asked: list[Any] = []
     monkeypatch.setattr(cluster, "ask_replicas", ask)
@@ -143,13 +149,64 @@ def test_only_the_chosen_deployment_forgets_and_only_after_the_plan_is_written(
 ):
     file = tmp_path / "plan.yaml"
     done = run(monkeypatch, [answer("A", 3)], "--forget", "-o", str(file))
-    assert done.asked == [("warmup_recorded", {}), ("warmup_recorded", {"forget": "app/A"})]
+    look = ("warmup_recorded", {})
+    assert done.asked == [look, ("warmup_recorded", {"forget": "app/A"}), look]
     assert "the replicas of app/A have forgotten these calls" in done.stderr
     assert len(read_plan(str(file)).calls) == 1
     for words in ([], ["-o", str(tmp_path / "nowhere" / "plan.yaml")]):
         done = run(monkeypatch, [answer("A", 3)], "--forget", *words)
         assert done.exit_code != 0
         assert ("warmup_recorded", {"forget": "app/A"}) not in done.asked
+
+
+def test_a_replica_that_does_not_answer_may_remember(monkeypatch, tmp_path: Path):
+    one, other = answer("A", 3), answer("A", 3)
+    words = ("--forget", "-o", str(tmp_path / "plan.yaml"))
+    done = run(monkeypatch, [one, other], *words, forgetful=[one])
+    assert isinstance(done.exception, StoreError)
+    assert f"{other['replica']} of app/A has not answered" in str(done.exception)
+    assert "forgotten" not in done.stderr
+    done = run(monkeypatch, [one], *words, forgetful=[])
+    assert f"{one['replica']} of app/A has not answered" in str(done.exception)
+
+
+REQUEST = {"target": "GET /ask?text=hello", "arguments": {}, "calls": 2}
+
+
+def test_requests_can_be_planned_and_forgotten_without_a_call(monkeypatch, tmp_path: Path):
+    """Those are kept for calls that cannot be made again from their shapes."""
+    file = tmp_path / "plan.yaml"
+    only = answer("A", cache=3)
+    only["requests"] = [REQUEST]
+    done = run(monkeypatch, [only], "--values", "-o", str(file))
+    assert [each.to_json() for each in read_plan(str(file)).requests] == [REQUEST]
+    assert done.exit_code == 0
+    done = run(monkeypatch, [only], "--forget", "-o", str(tmp_path / "none.yaml"))
+    assert ("warmup_recorded", {"forget": "app/A"}) in done.asked
+    assert "forgotten these calls, and 1 requests that are in no plan" in done.stderr
+
+
+def test_only_this_user_can_read_a_plan_with_values(monkeypatch, tmp_path: Path):
+    file = tmp_path / "plan.yaml"
+    file.write_text("an older one, which all may read")
+    given = answer("A", 3)
+    given["requests"] = [REQUEST]
+    run(monkeypatch, [given], "--values", "-o", str(file))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["plan.yaml"]
+    assert len(read_plan(str(file)).requests) == 1
+
+
+def test_a_plan_that_no_build_could_read_is_not_written(monkeypatch, tmp_path: Path):
+    file = tmp_path / "plan.yaml"
+    large = answer("A", *range(1, 1001))
+    for each in large["calls"]:
+        each["tensors"] = [*each["tensors"], *["Tensor int64[1, 1] strides [1, 1] on cpu"] * 99]
+    done = run(monkeypatch, [large], "-o", str(file))
+    assert isinstance(done.exception, ConfigError)
+    assert "at most 4 MiB can be read" in str(done.exception)
+    assert "--most 500" in done.exception.hint
+    assert not file.exists()
 
 
 @pytest.fixture

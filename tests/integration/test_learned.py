@@ -16,7 +16,7 @@ import ray
 import yaml
 
 from conftest import wait_until
-from serve_warm.learn.call_files import FOLDER
+from serve_warm._private_folders import CALL_FOLDER as FOLDER
 
 if TYPE_CHECKING:
     from conftest import App, Cluster

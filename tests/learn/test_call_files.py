@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from serve_warm._private_folders import CALL_FOLDER as FOLDER
 from serve_warm.learn import call_files as module
-from serve_warm.learn.call_files import FOLDER, MOST_BYTES, MOST_FILES, CallFiles, CallWriter
+from serve_warm.learn.call_files import MOST_BYTES, MOST_FILES, CallFiles, CallWriter
 
 CALL = {
     "callable": "app.Model",
@@ -35,9 +36,18 @@ RECORDED: dict[str, Any] = {
 
 
 def of(
-    folder: Path, *, application: str = "app", deployment: str = "Model", code: str = "one"
+    folder: Path,
+    *,
+    application: str = "app",
+    deployment: str = "Model",
+    code: str = "one",
+    days: float = 7,
 ) -> CallFiles:
-    return CallFiles(folder, application=application, deployment=deployment, code=code, days=7)
+    return CallFiles(folder, application=application, deployment=deployment, code=code, days=days)
+
+
+def make_older(path: Path, *, days: float) -> None:
+    os.utime(path, (time.time() - days * 86400,) * 2)
 
 
 def test_another_replica_of_the_deployment_reads_what_one_wrote(tmp_path: Path):
@@ -80,6 +90,63 @@ def test_old_files_are_removed_and_others_stay(tmp_path: Path):
     files.write("new", RECORDED)
     assert [each["replica"] for each in files.read()] == ["new"]
     assert mine.exists()
+
+
+def test_each_deployment_keeps_its_files_for_its_own_days(tmp_path: Path):
+    """Any replica of the node removes them, also of deployments that record no more."""
+    of(tmp_path, deployment="Long", days=30).write("r1", RECORDED)
+    of(tmp_path, deployment="Short", days=0.5).write("r1", RECORDED)
+    for path in (tmp_path / FOLDER).iterdir():
+        make_older(path, days=10)
+    short = of(tmp_path, deployment="Short", days=0.5)
+    assert short.read() == [], "too old, although nobody has removed it yet"
+    of(tmp_path, days=1).remove_old()
+    assert len(of(tmp_path, deployment="Long", days=30).read()) == 1
+    assert len(list((tmp_path / FOLDER).iterdir())) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b'{"format": 1, "calls"', None])
+def test_what_a_killed_write_has_left_is_removed(tmp_path: Path, content: bytes | None):
+    """It may have the values of requests."""
+    files = of(tmp_path)
+    files.write("r1", RECORDED)
+    (path,) = (tmp_path / FOLDER).iterdir()
+    left = path.with_name(f".{path.name}.{'a' * 16}")
+    left.write_bytes(path.read_bytes() if content is None else content)
+    assert [each["replica"] for each in files.read()] == ["r1"]
+    other = of(tmp_path, deployment="Other")
+    other.remove_old()
+    assert left.exists(), "it may be written just now"
+    make_older(left, days=0.01)
+    files.forget()
+    assert not left.exists()
+    left.write_bytes(b"")
+    make_older(left, days=0.01)
+    other.remove_old()
+    assert not left.exists()
+
+
+def test_a_write_does_not_bring_back_what_is_forgotten(tmp_path: Path):
+    """The writer's thread may have looked at the record just before."""
+    looked, forgotten = threading.Event(), threading.Event()
+    kept = {"recorded": RECORDED}
+
+    def recorded() -> Any:
+        found = kept["recorded"]
+        looked.set()
+        forgotten.wait(0.5)
+        return found
+
+    writer = CallWriter(of(tmp_path), "r1", recorded, new=threading.Event())
+    thread = threading.Thread(target=writer.write)
+    thread.start()
+    looked.wait()
+    writer.forget(lambda: kept.update(recorded={"calls": [], "requests": []}))
+    forgotten.set()
+    thread.join()
+    writer.write()
+    assert of(tmp_path).read() == []
+    assert list((tmp_path / FOLDER).iterdir()) == []
 
 
 def test_forgetting_removes_the_files_of_one_deployment(tmp_path: Path):

@@ -65,6 +65,7 @@ WRONG: dict[str, Any] = {
     "a list": [1],
     "no calls": {"format": 1},
     "newer": {"format": 2, "calls": []},
+    "a truth": {"format": True, "calls": []},
     "half a call": {"format": 1, "calls": [{"callable": "x"}]},
     "code": {"format": 1, "calls": [{**call(3).to_json(), "structure": "open('x')"}]},
     "a string": {"format": 1, "calls": [call(3, 1, "str[3]").to_json()]},
@@ -114,9 +115,12 @@ def test_a_plan_as_json_keeps_its_values(number: float):
     [
         "format: 1\ncalls: []\nrequests: [{target: a, arguments: {args: [2026-01-02]}}]",
         "format: 1\ncalls: []\nmodels: [2026-02-31]",
+        "format: 1\ncalls: [!!bool maybe]",
+        "format: 1\ncalls: [!!int '']",
+        "format: 1\ncalls: [!!timestamp foo]",
         "format: 1\ncalls: []\nrequests: [{target: a, arguments: {args: [!!binary aGk=]}}]",
     ],
-    ids=["date", "no date", "binary"],
+    ids=["date", "no date", "no truth", "no number", "no time", "binary"],
 )
 def test_a_plan_that_a_person_has_edited_is_refused_with_one_sentence(text: str):
     with pytest.raises(ConfigError):

@@ -13,6 +13,7 @@ user's own `reconfigure` and its `super()` calls stay the same.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -27,6 +28,7 @@ from ray.serve.exceptions import RayServeException
 
 from serve_warm import node
 from serve_warm._package import __version__
+from serve_warm._private_folders import CALL_FOLDER
 from serve_warm._redaction import describe_error
 from serve_warm.artifact.manifest import Place
 from serve_warm.compiler.caches import keep_headers_private
@@ -268,6 +270,13 @@ class ServeReplica(ServeCalls):
             self._call_writer = CallWriter(
                 self._call_files(), self.replica, self._recorded, new=recorder.new
             )
+        elif recorder is None and self._call_files_exist():
+            # Others have recorded here, and their files are kept for some days only.
+            with contextlib.suppress(OSError):
+                self._call_files().remove_old()
+
+    def _call_files_exist(self) -> bool:
+        return (state_directory(self._config) / CALL_FOLDER).is_dir()
 
     def _record_requests(self) -> None:
         """Record requests with their values, from now on. A mistake is only logged."""
@@ -463,7 +472,7 @@ class ServeReplica(ServeCalls):
         Raises:
             OSError: a file that is to be forgotten cannot be removed.
         """
-        files, recorder = self._call_files(), SESSION.recorder
+        files, writer = self._call_files(), self._call_writer
         found = {
             "application": self.place.application,
             "deployment": self.deployment,
@@ -472,12 +481,17 @@ class ServeReplica(ServeCalls):
             "ended": list(files.read(but=self.replica)),
         }
         if forget == f"{self.place.application}/{self.deployment}":
-            files.forget()
-            if recorder is not None:
-                recorder.begin()
-            if self._requests is not None:
-                self._requests.forget()
+            if writer is not None:
+                writer.forget(self._forget_recorded)
+            else:
+                files.forget()
         return found
+
+    def _forget_recorded(self) -> None:
+        if SESSION.recorder is not None:
+            SESSION.recorder.begin()
+        if self._requests is not None:
+            self._requests.forget()
 
     async def pack(self, *, accept_torch_source: bool = False) -> PackedReplica:
         """Return the fingerprint, code and model, raw parts, facts and report for a build.
