@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from serve_warm._records import record
 from serve_warm.artifact.blobs import pack_part
 from serve_warm.artifact.code_and_model import CodeAndModel
-from serve_warm.artifact.manifest import ACCEPTED, FORMAT, PROVENANCE, Manifest, utc_now
+from serve_warm.artifact.manifest import ACCEPTED, FORMAT, PROVENANCE, VALUES, Manifest, utc_now
 from serve_warm.builder import round_trips
 from serve_warm.builder.app import App
 from serve_warm.builder.cluster import Cluster, Look, Progress
@@ -46,6 +46,13 @@ PACK_LIMIT_S = 3600.0
 """Maximum wall-clock seconds for a replica to make and pack its entries and libraries."""
 
 
+VALUES_HINT = (
+    "pass --with-values if everybody who can read the store may read them, or make the plan "
+    "without --values"
+)
+"""Hint for a plan whose requests nobody has agreed to publish."""
+
+
 def build(
     app: App,
     destination: Destination,
@@ -54,6 +61,7 @@ def build(
     signing: Signing = BY_USER_KEY,
     cpu: Cpu | None = None,
     plan: InputPlan | None = None,
+    with_values: bool = False,
     required_level: int = 1,
     accept_torch_source: bool = False,
     progress: Progress = lambda _: None,
@@ -63,9 +71,10 @@ def build(
     The artifact is published only if a second, fresh replica loads the artifact, proves every input
     and runs no compiler. `cpu` overrides the deployment's own `cpu` setting. Replicas that load
     the artifact must use the same value. The calls of `plan` are replayed after the declared
-    inputs, and the artifact contains the plan. No kind of call may have a level below
-    `required_level`. `accept_torch_source` allows levels 2 and 3 with a torch that was not tested,
-    and the manifest names what was accepted.
+    inputs, and the artifact contains the plan. A plan with the values of requests, also one that
+    the application's own settings name, is refused without `with_values`. No kind of call may have
+    a level below `required_level`. `accept_torch_source` allows levels 2 and 3 with a torch that
+    was not tested, and the manifest names what was accepted.
 
     Raises:
         AlreadyPublished: the store already has the variant, and `destination` does not allow
@@ -87,6 +96,12 @@ def build(
         return by_rank
     entries = by_rank[0]["facts"].get("entries", ())
     _require_level(app, required_level, entries)
+    if (values := by_rank[0]["facts"].get(VALUES)) and not with_values:
+        raise BuildFailed(
+            f"the plan of {app.deployment} has the values of {values} requests, which the artifact "
+            "would contain",
+            hint=VALUES_HINT,
+        )
     with work.phase("sign"):
         variants = [_manifest(app, packed, signing.provenance) for packed in by_rank]
     manifests = [manifest for manifest, _ in variants]

@@ -161,6 +161,7 @@ def build(
     if every and deployment is not None:
         raise click.UsageError("--all and --deployment cannot be combined: pass only one of them")
     need_ray("build")
+    from serve_warm.builder.build import VALUES_HINT
     from serve_warm.builder.provenance import read_provenance
     from serve_warm.builder.publishing import Destination
     from serve_warm.builder.signing import Signing
@@ -184,8 +185,7 @@ def build(
         raise ConfigError(
             f"{plan_file} has the values of {len(plan.requests)} requests, which the artifact "
             "would contain",
-            hint="pass --with-values if everybody who can read the store may read them, or make "
-            "the plan without --values",
+            hint=VALUES_HINT,
         )
     results = _build_each(
         apps,
@@ -200,6 +200,7 @@ def build(
         ),
         cpu=cpu,
         plan=plan,
+        with_values=with_values,
         required_level=int(require_level or 1),
         accept_torch_source=accept_torch_source,
         address=address,
@@ -244,6 +245,7 @@ def _build_each(
     signing: Signing,
     cpu: Cpu | None,
     plan: InputPlan | None,
+    with_values: bool,
     required_level: int,
     accept_torch_source: bool,
     address: str | None,
@@ -268,6 +270,7 @@ def _build_each(
                 signing=signing,
                 cpu=cpu,
                 plan=plan,
+                with_values=with_values,
                 required_level=required_level,
                 accept_torch_source=accept_torch_source,
                 progress=progress,

@@ -454,6 +454,19 @@ def test_a_build_after_an_edit_works_in_a_folder_of_this_user(tmp_path: Path, mo
     assert len(published_in(store)) == 2
 
 
+def test_no_requests_are_published_that_nobody_agreed_to(tmp_path: Path):
+    """The plan may be one of the application's own settings, which the command does not read."""
+    facts = {"recorded_requests": 4}
+    starts = Starts(tmp_path / "none", facts=facts)
+    with pytest.raises(BuildFailed, match="has the values of 4 requests") as refused:
+        build_on(starts, to(tmp_path / "store"))
+    assert "--with-values" in refused.value.hint
+    assert len(starts.stores) == 1, "no round trip copies it to a store either"
+    assert not published_in(tmp_path / "store")
+    agreed = Starts(tmp_path / "none", facts=facts)
+    assert build_on(agreed, to(tmp_path / "store"), with_values=True).published == "new"
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775], ids=["all", "sticky", "a group"])
 def test_a_build_into_a_folder_of_several_users_asks(
     tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch
@@ -526,12 +539,19 @@ def test_what_a_gang_has_published_in_part_is_not_kept(tmp_path: Path):
 
 
 def build_with(
-    trust: Any, key: Any, store: Path | Destination, starts: Any = None, **signing: Any
+    trust: Any,
+    key: Any,
+    store: Path | Destination,
+    starts: Any = None,
+    *,
+    with_values: bool = False,
+    **signing: Any,
 ) -> Any:
     app = dataclasses.replace(load_app(APP), trust=trust)
     signed = Signing(key=key, **signing)
     where = store if isinstance(store, Destination) else to(store)
-    return build(app, where, on=cast("Any", starts or NeverStarts()), signing=signed)
+    on = cast("Any", starts or NeverStarts())
+    return build(app, where, on=on, signing=signed, with_values=with_values)
 
 
 def test_a_build_for_a_key_of_one_store_proves_within_it(tmp_path: Path):

@@ -134,7 +134,7 @@ class InputCalls:
         return (
             "runs eagerly without a message from torch: a function has more compiled variants than "
             f"the recompile limit allows; {how_to_raise_the_limit(max(16, needed))} "
-            "or declare fewer shapes"
+            "or declare fewer shapes; for a plan, pass --most to serve-warm plan"
         )
 
     def may_be_left_out(self, error: ReplayFailed) -> bool:
