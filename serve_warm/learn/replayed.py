@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -45,15 +46,19 @@ class ReplayedCall:
                 hint="make a new plan from the traffic of this version: serve-warm plan",
             )
         for dispatcher in found:
-            error = self._try(dispatcher)
-            if error is None:
-                continue
-            # If only compiled code fails, then not the plan is wrong, but the artifact.
-            whole = self._find_whole(dispatcher, error)
-            if whole == self._whole:
-                raise error
-            self._whole = whole
-            self._make(dispatcher)
+            with unchanged_buffers(dispatcher.callee):
+                self._answer(dispatcher)
+
+    def _answer(self, dispatcher: Dispatcher) -> None:
+        error = self._try(dispatcher)
+        if error is None:
+            return
+        # If only compiled code fails, then not the plan is wrong, but the artifact.
+        whole = self._find_whole(dispatcher, error)
+        if whole == self._whole:
+            raise error
+        self._whole = whole
+        self._make(dispatcher)
 
     def _try(self, function: Callable[..., object]) -> Exception | None:
         try:
@@ -89,6 +94,33 @@ class ReplayedCall:
                 return whole
             texts.append(describe_error(uncompiled))
         raise NotRepeatable(texts[0], hint="remove the call from the plan") from error
+
+
+BUFFER_BYTES = 16 << 20
+"""Total size of the buffers of a model that are put back: statistics and counters, not caches."""
+
+
+@contextlib.contextmanager
+def unchanged_buffers(callee: object) -> Iterator[None]:
+    """Put back what calls in the block change in the buffers of a model.
+
+    The values of such calls are made up, so a running mean would be wrong from then on. The
+    smallest buffers are put back, up to `BUFFER_BYTES` in all.
+    """
+    model = callee if isinstance(callee, torch.nn.Module) else getattr(callee, "__self__", None)
+    buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
+    left, kept = BUFFER_BYTES, []
+    for each in sorted(buffers, key=lambda buffer: buffer.nbytes):
+        left -= each.nbytes
+        if left >= 0 and each.layout == torch.strided and each.device.type != "meta":
+            kept.append((each, each.detach().clone()))
+    try:
+        yield
+    finally:
+        with torch.inference_mode():  # which also allows changes of tensors made in it
+            for each, before in kept:
+                if each.shape == before.shape and not torch.equal(each, before):
+                    each.copy_(before)
 
 
 def make_arguments(call: RecordedCall, whole: int = 0) -> tuple[list[Any], dict[str, Any]]:
