@@ -20,7 +20,7 @@ from serve_warm.cli import screen
 from serve_warm.cli.observed import finite, list_of, text_of
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import MissingPackage, StoreError
-from serve_warm.report import LEVELS, EagerCalls, EagerReason, describe_eager
+from serve_warm.report import LEVELS, EagerCalls, EagerReason, LearnedCalls, describe_eager
 from serve_warm.seats.records import SeatUse
 
 
@@ -46,6 +46,8 @@ class ReportedStart:
     error: str
     seat: str
     """Line about the seats; empty if no seats are configured."""
+    learned: str
+    """Line about the calls of a plan; empty without a plan."""
     eager: Sequence[str]
     """Lines about the most frequent eager calls, with the inputs to declare."""
 
@@ -62,6 +64,7 @@ class ReportedStart:
         ]
         said = [" ".join(filter(None, facts))]
         said += [f"artifact: {self.reason}"] if self.reason else []
+        said += [self.learned] if self.learned else []
         said += [self.seat] if self.seat else []
         said += self.eager
         said += [f"degraded: {why}" for why in self.degraded]
@@ -176,7 +179,8 @@ def _start(
         degraded=[text_of(each) for each in list_of(said.get("degraded"))],
         warnings=[text_of(each) for each in list_of(said.get("warnings"))],
         error=text_of(said.get("error")),
-        seat=_seat(said.get("seat")),
+        learned=_line(LearnedCalls, said.get("learned")),
+        seat=_line(SeatUse, said.get("seat")),
         eager=_eager(said),
     )
 
@@ -196,16 +200,16 @@ def _eager(said: Mapping[str, Any]) -> list[str]:
     return [line.strip() for line in describe_eager(calls)]
 
 
-def _seat(said: Any) -> str:
-    """Return the line about a seat.
+def _line(kind: type[SeatUse | LearnedCalls], said: Any) -> str:
+    """Return the line about a seat or a plan.
 
-    `said` is either the line itself, from a state file, or the record about the seat in a report.
+    `said` is either the line itself, from a state file, or the record in a report.
     """
     if not isinstance(said, dict):
         return text_of(said)
-    known = {each.name for each in dataclasses.fields(SeatUse)}
+    known = {each.name for each in dataclasses.fields(kind)}
     try:
-        return SeatUse(**{name: said[name] for name in known & said.keys()}).text()
+        return kind(**{name: said[name] for name in known & said.keys()}).text()
     except (ArithmeticError, TypeError, ValueError):
         return ""
 

@@ -16,7 +16,7 @@ from serve_warm import cli
 from serve_warm._state_file import StateFile
 from serve_warm.cli import reporting
 from serve_warm.errors import StoreError
-from serve_warm.report import EagerCalls, EagerReason, describe_eager
+from serve_warm.report import EagerCalls, EagerReason, LearnedCalls, describe_eager
 from serve_warm.seats.records import SeatUse
 
 SPANS = [
@@ -73,6 +73,20 @@ def test_the_first_line_splits_the_whole_start(replicas: Path):
     )
     assert lines[1] == "  verdict=full_hit traced=some calls: 1 at level 1, 3 at level 2"
     assert lines[2] == "  degraded: uncovered: 1 of 4 inputs"
+
+
+def test_what_came_of_a_plan_is_told(tmp_path: Path):
+    learned = LearnedCalls(kinds=3, proven=2, requests=1, requests_proven=1, calls=80, share=0.5)
+    state = StateFile(tmp_path, application="a", deployment="D", replica="r")
+    state.write({**FACTS, "learned": learned.text()})
+    line = (
+        "  learned: 2 of 3 kinds of calls proven at their callables, 50% of 80 recorded calls; "
+        "1 of 1 recorded requests proven"
+    )
+    assert line in run("--state-dir", str(tmp_path)).splitlines()
+    state.close()
+    of_report = reporting._start(("a", "D", "r"), {"learned": {**vars(learned), "later": 1}})
+    assert of_report.learned == learned.text()
 
 
 def test_what_came_of_a_seat_is_told(tmp_path: Path):

@@ -120,6 +120,7 @@ def facts_of(report: Report) -> dict[str, Any]:
         "reason": report.artifact.reason if report.artifact else "",
         "warnings": list(report.warnings),
         "seat": report.seat.text() if report.seat is not None else "",
+        "learned": report.learned.text() if report.learned is not None else "",
         "eager": describe_eager(report.eager_calls),
         "elapsed_s": report.elapsed_s,
         "stage_seconds": report.stage_seconds,
