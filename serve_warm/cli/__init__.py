@@ -55,6 +55,7 @@ COMMANDS = {
     "probe": "serve_warm.cli.probing",
     "status": "serve_warm.cli.watching",
     "report": "serve_warm.cli.reporting",
+    "why": "serve_warm.cli.explaining",
 }
 """Modules by command."""
 

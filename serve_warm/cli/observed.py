@@ -139,12 +139,13 @@ def of_directory(directory: str) -> Look:
         text = error.strerror or str(error)
         text = text if directory in text else f"{directory} cannot be read: {text}"
         return Look(directory=directory, troubles=(node.shown(redact(text)),))
-    replicas = [_of_replica(each, now) for each in found]
+    replicas = [of_replica(each, now) for each in found]
     replicas.sort(key=lambda each: (each.names[:2], each.ended, each.replica))
     return Look(directory=directory, replicas=tuple(replicas))
 
 
-def _of_replica(replica: node.Replica, now: float) -> Observed:
+def of_replica(replica: node.Replica, now: float) -> Observed:
+    """Return what the files of a replica show; `now` is the time by CLOCK_BOOTTIME."""
     state = replica.state or {}
     application, deployment, name = replica.names
     stage = text_of(state.get("stage"))

@@ -112,14 +112,14 @@ class _Kind:
             raise NoEntry("its arguments are too many")
         return signature
 
-    def total(self, counted: _Counted) -> int:
+    def total(self, counted: _DispatcherCounts) -> int:
         """Return the number of calls since recording began."""
         if not isinstance(self.arguments, Signature):
             return self.calls
         return max(0, counted.of(self.counts, str(self.arguments)) - self.before)
 
 
-class _Counted:
+class _DispatcherCounts:
     """The dispatchers' counts, each looked at once."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class Recorder:
         """Count calls from now on, and forget those so far."""
         with self._lock:
             self._strange = self._forgotten = 0
-            counted = _Counted()
+            counted = _DispatcherCounts()
             self._counted_before = {id(each): counted.all_of(each) for each in SESSION.counts}
             for kind in self._kinds.values():
                 kind.calls, kind.before = 0, 0
@@ -244,7 +244,7 @@ class Recorder:
         not_recorded: dict[str, int] = {}
         if self._strange:
             not_recorded["an argument cannot be looked at"] = self._strange
-        counted, lost = _Counted(), self._forgotten
+        counted, lost = _DispatcherCounts(), self._forgotten
         lost += sum(counted.all_of(c) - self._counted_before.get(id(c), 0) for c in SESSION.counts)
         for kind in kinds:
             total = kind.total(counted)
@@ -278,7 +278,7 @@ class Recorder:
     def _add(self, key: tuple[object, ...], kind: _Kind) -> _Kind:
         with self._lock:
             if len(self._kinds) >= KINDS_KEPT:
-                counted = _Counted()
+                counted = _DispatcherCounts()
                 by_calls = sorted(self._kinds.items(), key=lambda item: -item[1].total(counted))
                 kept = KINDS_KEPT // 2
                 self._kinds = dict(by_calls[:kept])

@@ -301,7 +301,7 @@ def test_every_command_has_help_and_json(run):
     helps = {name: run(name, "--help") for name in names}
     assert set(names) == {
         *("check", "run", "plan", "build", "bench", "inspect", "verify", "diff"),
-        *("push", "pull", "keygen", "sign", "prune", "probe", "status", "report"),
+        *("push", "pull", "keygen", "sign", "prune", "probe", "status", "report", "why"),
     }
     # `run` is Ray's command, which prints only its log.
     assert {name for name, help_ in helps.items() if "--json [FILE|-]" not in help_.out} == {"run"}

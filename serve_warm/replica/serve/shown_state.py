@@ -103,6 +103,7 @@ def facts_of(report: Report) -> dict[str, Any]:
         "stage": report.stage.value,
         "verdict": report.verdict.value if report.verdict else None,
         "uncompiled": report.uncompiled,
+        "nothing_compiles": report.nothing_compiles,
         "degraded": list(report.degraded),
         "narrow": list(report.narrow),
         "inputs_expected": report.covered.expected,
