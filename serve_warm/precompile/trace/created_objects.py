@@ -57,7 +57,7 @@ def refusing_created_objects(refusals: list[str]) -> Iterator[Change]:
             function = self.get_function()
             if self.get_source() is None and not is_own(function):
                 held = _held(function, args, kwargs)
-                names = [name for name, value in held if _may_change(value)]
+                names = [name for name, value in held if may_change(value)]
                 names += sorted(assigned_names(function.__code__))
                 refusals.extend(_why(name, function) for name in dict.fromkeys(names))
             return bind(self, parent, args, kwargs)
@@ -120,8 +120,11 @@ def _held(
             yield name, parameter.default
 
 
-def _may_change(value: object, depth: int = 0) -> bool:
-    """Return whether a value can change in place, or holds one that can."""
+def may_change(value: object, depth: int = 0) -> bool:
+    """Return whether a value can change in place, or holds one that can.
+
+    `depth` is the number of values around it.
+    """
     inner: Iterable[object] = ()
     if depth > DEEP or isinstance(value, CONTAINERS):
         return True
@@ -137,7 +140,7 @@ def _may_change(value: object, depth: int = 0) -> bool:
         inner = vars(value).values()
     else:
         return bool(getattr(value, "__dict__", None))
-    return any(_may_change(each, depth + 1) for each in inner)
+    return any(may_change(each, depth + 1) for each in inner)
 
 
 DEEP = 5

@@ -35,6 +35,7 @@ from serve_warm.precompile.facts.table import (
     encode_key,
     expect,
 )
+from serve_warm.precompile.trace.created_objects import may_change
 from serve_warm.precompile.trace.dict_lookups import (
     LookedUp,
     Lookups,
@@ -394,10 +395,10 @@ def _refuse_changeable_members(value: object) -> None:
     if not issubclass(kind, enum.Enum):
         return
     for name, member in kind.__members__.items():
-        if isinstance(member.value, (list, dict, set, bytearray)):
+        if may_change(member.value):
             raise NoEntry(
-                f"the member {kind.__qualname__}.{name} has the value of a "
-                f"{type(member.value).__name__}, which can change: use a tuple or a frozenset"
+                f"the member {kind.__qualname__}.{name} has a {type(member.value).__name__} as "
+                "value that can change, or that holds one: use a tuple or a frozenset"
             )
 
 

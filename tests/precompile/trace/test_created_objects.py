@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -192,3 +193,32 @@ def test_a_value_that_torch_guards_has_an_entry_that_follows_it(tmp_path: Path, 
         assert compiled(given).item() == model(given).item() == read(of)
         of.state["x"] = 5.0
         assert compiled(given).item() == model(given).item() == read(of)
+
+
+class Level(enum.Enum):
+    """Has a member whose value holds something that can change."""
+
+    LISTED = (5, [1.0, 2.0, 3.0])
+
+
+class OfLevel(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given * sum(Level["LISTED"].value[-1])
+
+
+class OfFixed(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given * sum(Fixed["ONE"].value[-1])
+
+
+class Fixed(enum.Enum):
+    ONE = (5, (1.0, 2.0, 3.0))
+
+
+def test_what_the_value_of_a_member_holds_counts_too(tmp_path: Path):
+    """Dynamo takes the values of members as constants, and a list in a tuple can change."""
+    compiled = serve_warm.compile(OfLevel().eval(), level=2, dynamic=False)
+    why = refusal(tmp_path / "refused", lambda: compiled(torch.ones(1)))
+    assert "Level.LISTED has a tuple as value that can change, or that holds one" in why
+    compiled = serve_warm.compile(OfFixed().eval(), level=2, dynamic=False)
+    assert build(tmp_path / "made", lambda: compiled(torch.ones(1))).refused == {}
