@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from serve_warm.precompile.facts.names import assigned_names, is_own, name_of
+from serve_warm.precompile.facts.names import assigned_names, is_own, is_own_module, name_of
 from serve_warm.private_apis.cpython import is_frozen
 from serve_warm.private_apis.patches import Change
 from serve_warm.private_apis.table import RESOLVE_SUPER
@@ -134,6 +134,10 @@ def may_change(value: object, depth: int = 0) -> bool:
         inner = (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, types.MethodType):
         inner = (value.__self__,)
+    elif isinstance(value, type):
+        return not is_own(value)  # its attributes have no guard either
+    elif isinstance(value, types.ModuleType):
+        return not is_own_module(value.__name__)
     elif isinstance(value, STEADY) or type(value).__module__.partition(".")[0] == "torch":
         pass
     elif dataclasses.is_dataclass(value) and is_frozen(type(value)):
@@ -151,5 +155,6 @@ CONTAINERS = (
     *(torch.Tensor, torch.nn.Module),
 )
 
-STEADY = (type, types.FunctionType, types.ModuleType, enum.Enum)
-"""Values that the name of a class covers (`facts.names`), or whose attributes Dynamo guards."""
+STEADY = (types.FunctionType, enum.Enum)
+"""Values that are looked at where a trace uses them: a function's variables when it is called, and
+the values of members when an enumeration is read."""

@@ -95,6 +95,9 @@ def classes(state: dict[str, float]) -> Any:  # noqa: C901 - many small function
         def of_base(self) -> float:
             return super().number
 
+        def of_class(self) -> float:
+            return Base.number
+
         def count(self) -> int:
             nonlocal calls
             calls += 1
@@ -144,6 +147,7 @@ UNGUARDED: dict[str, Callable[[Any], Any]] = {
     "a keyword's default": lambda of: of.Reading().by_keyword(),
     "a function as default": lambda of: of.Reading().by_function(),
     "super": lambda of: of.Reading().of_base(),
+    "a class": lambda of: of.Reading().of_class(),
     "a counter": lambda of: of.Reading().count(),
     "__init__": lambda of: of.Starting().value,
     "a subclass of list": lambda of: of.Listed().get(),
@@ -206,6 +210,20 @@ class OfLevel(nn.Module):
         return given * sum(Level["LISTED"].value[-1])
 
 
+class Held:
+    number = 2.0
+
+
+class Kinds(enum.Enum):
+    HELD = Held
+    OF_TORCH = nn.ReLU
+
+
+class OfKind(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given * Kinds["HELD"].value.number
+
+
 class OfFixed(nn.Module):
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         return given * sum(Fixed["ONE"].value[-1])
@@ -220,5 +238,8 @@ def test_what_the_value_of_a_member_holds_counts_too(tmp_path: Path):
     compiled = serve_warm.compile(OfLevel().eval(), level=2, dynamic=False)
     why = refusal(tmp_path / "refused", lambda: compiled(torch.ones(1)))
     assert "Level.LISTED has a tuple as value that can change, or that holds one" in why
+    compiled = serve_warm.compile(OfKind().eval(), level=2, dynamic=False)
+    why = refusal(tmp_path / "of a class", lambda: compiled(torch.ones(1)))
+    assert "Kinds.HELD has a type as value that can change" in why
     compiled = serve_warm.compile(OfFixed().eval(), level=2, dynamic=False)
     assert build(tmp_path / "made", lambda: compiled(torch.ones(1))).refused == {}
