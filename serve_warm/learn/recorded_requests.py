@@ -28,6 +28,10 @@ MARKS = frozenset({"$tensor", "$array", "$tuple", "$bytes"})
 """Keys of the mappings that stand for what JSON has not."""
 
 
+OF_REQUESTS = "requests with their values: "
+"""How the reasons begin why requests are not in a plan. The other reasons are about calls."""
+
+
 class NotRecordable(Exception):
     """A request has a value that cannot be recorded. The text says which."""
 
