@@ -731,6 +731,11 @@ def test_a_request_with_credentials_is_not_recorded(header: str):
     assert requests.requests() == []
 
 
+def test_a_request_of_a_session_of_serve_is_recorded():
+    """The header only chooses the replica."""
+    assert targets(asked_paths("/shop/a", x_session_id="abc")) == {"POST /a": 1}
+
+
 @pytest.mark.parametrize(
     "headers",
     [{}, {"content_length": "0"}, {"content_length": "2"}, {"transfer_encoding": "chunked"}],
