@@ -65,6 +65,7 @@ after `EACH` requests that could not be recorded."""
 
 SKIPPED = f"after {EACH} requests that were not kept, only one in {ONE_IN} is looked at"
 FULL = f"{MOST_REQUESTS} requests are recorded already"
+STRAY = "a thread or a queue of the application called compiled code for requests it does not name"
 NO_ROOM = f"the recorded requests take {KEPT_BYTES >> 20} MiB already"
 
 FAILED = 400
@@ -109,6 +110,8 @@ class RequestRecorder:
         self._answered: Callable[[], Sequence[Any]] = list
         self._open: dict[int, tuple[object, _OneRequest]] = {}
         """The requests that are being answered, by the id of Serve's object for each."""
+        self.strays = 0
+        """Calls that belong to no known request."""
         self.others: set[int] = _KindsOfRequest(self, None)
         """Gets the kinds of calls outside the contexts of requests, as those of some batches."""
 
@@ -183,11 +186,15 @@ class RequestRecorder:
         """Add a kind of calls to the requests that this context answers.
 
         The task of a batch has the context of the first request ever, whose kinds are `own`, but
-        Serve knows the requests of each batch.
+        Serve knows the requests of each batch. `own` is None if that request is answered.
         """
         found = [self._open[id(each)] for each in self._answered() if id(each) in self._open]
         kinds = [request.kinds for _, request in found]
-        for each in kinds or ([] if own is None else [own]):
+        if not kinds and own is not None:
+            kinds = [own]
+        if not kinds:
+            self.strays += 1
+        for each in kinds:
             set.add(each, kind)
 
     def wants(self) -> bool:
@@ -200,9 +207,17 @@ class RequestRecorder:
         """Return whether the body of a request with a new set of code is to be described."""
         return self._failures <= EACH or self._failures % ONE_IN == 0
 
-    def note(self, handler: str, kinds: set[int], describe: Describe) -> None:
-        """Record a request that made these kinds of calls. `describe` is called if it is new."""
+    def note(
+        self, handler: str, kinds: set[int], describe: Describe, *, has_strays: bool = False
+    ) -> None:
+        """Record a request that made these kinds of calls. `describe` is called if it is new.
+
+        `has_strays` is whether calls that belong to no known request were made meanwhile.
+        """
         if not kinds:  # it reached no compiled code, or entries answered it
+            if has_strays:
+                with self._lock:
+                    self._refuse(handler, STRAY)
             return
         key = handler, frozenset(kinds)
         with self._lock:
@@ -213,24 +228,34 @@ class RequestRecorder:
                 self._refuse(handler, FULL)
                 return
         described = describe()
-        size = _try(described.size) if isinstance(described, Description) else 0
-        if isinstance(size, str):
-            described, size = size, 0
+        size = _try(described.size) if isinstance(described, Description) else described
         with self._lock:
+            why = self._why_not(size)
             if key in self._kept:  # another thread was faster
                 self._kept[key].calls += 1
-            elif not isinstance(described, Description):
-                self._refuse(handler, SKIPPED if described is None else described)
-            elif size > MOST_BYTES:
-                self._refuse(handler, TOO_LARGE)
-            elif len(self._kept) >= MOST_REQUESTS:
-                self._refuse(handler, FULL)
-            elif size > self._left_bytes:
-                self._refuse(handler, NO_ROOM)
+            elif why:
+                self._failures += 1
+                self._refuse(handler, why)
             else:
-                self._kept[key] = _Kept(described, size)
-                self._left_bytes -= size
-                self._since_new = self._failures = 0
+                self._keep(key, cast("Description", described), cast("int", size))
+
+    def _keep(self, key: Key, described: Description, size: int) -> None:
+        self._kept[key] = _Kept(described, size)
+        self._left_bytes -= size
+        self._since_new = self._failures = 0
+
+    def _why_not(self, size: int | str | None) -> str:
+        """Return why a request of this size is not kept; empty if it is.
+
+        Instead of a size, `size` may be the reason, or None if the request was not described.
+        """
+        if not isinstance(size, int):
+            return size or SKIPPED
+        if size > MOST_BYTES:
+            return TOO_LARGE
+        if len(self._kept) >= MOST_REQUESTS:
+            return FULL
+        return NO_ROOM if size > self._left_bytes else ""
 
     def _refuse(self, handler: str, why: str, calls: int = 1) -> None:
         is_known = why in self._not_recorded
@@ -239,7 +264,6 @@ class RequestRecorder:
             level = logging.INFO if why in (FULL, NO_ROOM, SKIPPED) else logging.WARNING
             logger.log(level, "requests to %s are not recorded: %s", handler, why)
         self._not_recorded[why] += calls
-        self._failures += 1
 
     # Outside of requests -------------------------------------------------------------------
 
@@ -287,7 +311,8 @@ class _KindsOfRequest(set[int]):
 
     def add(self, kind: int) -> None:
         """Add a kind of calls to the requests that make it."""
-        _try(lambda: self._recorder.attribute(kind, None if self._own is None else self))
+        is_open = self._own is not None and self._own.is_open
+        _try(lambda: self._recorder.attribute(kind, self if is_open else None))
 
 
 class _KindsOfNoRequest(set[int]):
@@ -468,19 +493,27 @@ class _OneRequest(abc.ABC):
         self.kinds = _KindsOfRequest(recorder, self)
         self.serve: object = None
         """Serve's object for the request, while it is answered."""
+        self.is_open = False
+        self._strays = recorder.strays
         self._has_failed = False
         self._goes_on = False
 
     def __enter__(self) -> None:
-        self._goes_on = False
+        self._goes_on, self.is_open = False, True
         reached.set(self.kinds)
         _try(lambda: self.recorder.open(self))
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         reached.set(None)
+        self.is_open = False
         self.recorder.close(self)
         if error is None and not self._has_failed and not self._goes_on:
-            _try(lambda: self.recorder.note(self._handler(), self.kinds, self._describe))
+            has_strays = self._strays != self.recorder.strays
+            _try(
+                lambda: self.recorder.note(
+                    self._handler(), self.kinds, self._describe, has_strays=has_strays
+                )
+            )
 
     @abc.abstractmethod
     def _handler(self) -> str:

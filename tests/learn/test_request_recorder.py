@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import random
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ import serve_warm
 from compiled import fresh
 from levels import forget_callables
 from serve_warm.errors import ConfigError
+from serve_warm.learn import call_files
 from serve_warm.learn.described_requests import (
     DROPPED,
     HAS_CREDENTIALS,
@@ -43,6 +45,7 @@ from serve_warm.learn.request_recorder import (
     MOST_REQUESTS,
     NO_ROOM,
     ONE_IN,
+    STRAY,
     RequestRecorder,
     find_scrub,
 )
@@ -996,7 +999,63 @@ def test_helpers_in_a_thread_or_a_websocket_are_no_requests(monkeypatch):
         args = (3,) if call == "ask" else (scope("/shop/ws", kind="websocket"), None, None)
         asyncio.run(serving.ask(getattr(kind(), call), *args))
         assert requests.requests() == []
-        assert requests.not_recorded() == {}
+        assert reasons(requests) == ({STRAY: 1} if kind is Helping else {})
+
+
+def test_calls_in_a_queue_of_the_application_give_a_reason(monkeypatch):
+    """A queue may have the context of the first request, which is answered."""
+
+    class Queued(Owner):
+        queue: asyncio.Queue[Any] | None = None
+
+        async def ask(self, size: int) -> int:
+            if self.queue is None:
+                self.queue = asyncio.Queue()
+                self.task = asyncio.create_task(self.work(self.queue))
+            answer = asyncio.get_running_loop().create_future()
+            await self.queue.put((size, answer))
+            return int(await answer)
+
+        async def work(self, queue: asyncio.Queue[Any]) -> None:
+            while True:
+                size, answer = await queue.get()
+                answer.set_result(self.run(size))
+
+    kind: Any = Queued
+    requests = watched_in_serve(kind, "ask")
+    serving, owner = Requests(monkeypatch), kind()
+
+    async def run() -> list[int]:
+        return [await serving.ask(owner.ask, size) for size in (3, 4, 5)]
+
+    assert asyncio.run(run()) == [6, 8, 10]
+    assert targets(requests) == {"ask": 1}
+    assert reasons(requests) == {STRAY: 2}
+
+
+def test_an_idle_recorder_gives_the_same_again_and_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(call_files, "PERIOD_S", 3600.0)
+    names = {"application": "app", "deployment": "Owner", "code": "c", "days": 7.0}
+    files = call_files.CallFiles(tmp_path, **names)
+    owner, requests = watched(lambda _, given: {**given, "kwargs": {"note": random.random()}})
+    owner.plain(3)
+
+    def recorded() -> dict[str, Any]:
+        return {
+            "calls": [],
+            "models": [],
+            "requests": requests.requests(),
+            "not_recorded": requests.not_recorded(),
+        }
+
+    with mock.patch.object(files, "write", wraps=files.write) as write:
+        writer = call_files.CallWriter(files, "r1", recorded, new=threading.Event())
+        for _ in range(5):
+            writer.write()
+        assert write.call_count == 1
+        owner.plain(4)
+        writer.write()
+        assert write.call_count == 2
 
 
 # Never in the way ---------------------------------------------------------------------------------
