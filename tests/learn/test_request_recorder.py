@@ -18,6 +18,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from fastapi import FastAPI
 from ray import serve
 from ray.serve import batching
 from ray.serve import context as serve_context
@@ -724,6 +725,36 @@ def test_paths_of_one_route_are_one_request():
     routes = {"/shop/item/alice": "/item/{name}", "/shop/item/bob": "/item/{name}"}
     requests = asked_paths(*routes, "/shop/all", route=lambda path: routes.get(path, "/all"))
     assert targets(requests) == {"POST /item/alice": 2, "POST /all": 1}
+
+
+def test_routes_of_a_fastapi_app_share_slots_and_hide_secrets():
+    """FastAPI adds the route and its parameters to the scope."""
+    app, model = FastAPI(), Owner()
+
+    @app.post("/item/{name}")
+    def item(name: str) -> int:
+        return model.run(3)
+
+    @app.post("/reset/{token}/{name}")
+    def reset(token: str, name: str) -> int:
+        return model.run(3)
+
+    class Fast:
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+
+    requests = RequestRecorder()
+    requests.watch(Fast, ["__call__"], model_id=str)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        assert message.get("status", 200) == 200
+
+    for path in ("/item/alice", "/item/bob", "/reset/hunter2/bob"):
+        asyncio.run(Fast()({**scope(path), "root_path": ""}, receive, send))
+    assert targets(requests) == {"POST /item/alice": 2, "POST /reset/xxxxxxx/bob": 1}
 
 
 @pytest.mark.parametrize("header", ["authorization", "cookie", "x_api_key", "proxy_authorization"])
