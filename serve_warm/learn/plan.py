@@ -36,7 +36,8 @@ class InputPlan:
 
     calls: tuple[RecordedCall, ...]
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The number of calls that cannot be replayed, by reason."""
+    """The number of calls that cannot be replayed, by reason. Reasons that begin with `OF_REQUESTS`
+    count requests."""
     models: tuple[str, ...] = ()
     """Ids of the models of Serve's multiplexing to load first: those that a replica had loaded."""
     requests: tuple[RecordedRequest, ...] = ()
