@@ -20,6 +20,7 @@ import json
 import os
 import re
 import urllib.parse
+from collections.abc import Sequence
 
 HIDDEN = "[hidden]"
 
@@ -267,13 +268,15 @@ SHORTEST_VALUE = 8
 """A value shorter than this does not count as a credential, because it may be an ordinary word."""
 
 
-def redact(text: str) -> str:
+def redact(text: str, *, credentials: Sequence[str] | None = None) -> str:
     """Return `text` with everything that looks like a credential hidden.
+
+    A caller with many texts reads `find_credentials` once and passes the result.
 
     >>> redact("GET https://host/b/k?X-Amz-Signature=ab12 said 403")
     'GET https://host/b/k?[hidden] said 403'
     """
-    for value in _values_of_credentials():
+    for value in find_credentials() if credentials is None else credentials:
         text = text.replace(value, HIDDEN)
     text = _hide_in_addresses(text)
     folded = text.casefold()
@@ -302,7 +305,7 @@ def _hide_tokens(text: str) -> str:
     return text
 
 
-def _values_of_credentials() -> list[str]:
+def find_credentials() -> list[str]:
     """Return the values of credential variables, each in all spellings that `_spell` returns.
 
     The longest values come first, because a value can be part of another value. Each call reads the

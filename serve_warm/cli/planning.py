@@ -21,7 +21,7 @@ from serve_warm.learn.buckets import varying_axes
 from serve_warm.learn.differences import describe_differences
 from serve_warm.learn.plan import MOST_BYTES, InputPlan, make_plan, merge_plans, read_plan
 from serve_warm.learn.recorded import RecordedCall
-from serve_warm.learn.recorded_requests import RecordedRequest
+from serve_warm.learn.recorded_requests import OF_REQUESTS, RecordedRequest
 
 
 @click.command()
@@ -207,7 +207,8 @@ def _summarize(made: InputPlan, source: str) -> None:
     if made.requests:
         click.echo(f"with the values of {len(made.requests)} recorded requests", err=True)
     for why, count in made.left_out.items():
-        click.echo(f"left out: {count} calls: {why}", err=True)
+        what = "" if why.startswith(OF_REQUESTS) else "calls: "
+        click.echo(f"left out: {count} {what}{why}", err=True)
 
 
 def _merge_files(files: Sequence[Path]) -> tuple[InputPlan, str, str]:

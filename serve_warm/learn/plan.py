@@ -20,7 +20,7 @@ from serve_warm._regular_files import explain_pipe, read_regular
 from serve_warm.errors import ConfigError
 from serve_warm.learn import recorded_requests
 from serve_warm.learn.recorded import TENSOR, RecordedCall
-from serve_warm.learn.recorded_requests import RecordedRequest
+from serve_warm.learn.recorded_requests import OF_REQUESTS, RecordedRequest
 
 FORMAT = 1
 MOST_BYTES = 4 << 20
@@ -37,7 +37,8 @@ class InputPlan:
 
     calls: tuple[RecordedCall, ...]
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The number of calls that cannot be replayed, by reason."""
+    """The number of calls that cannot be replayed, by reason. Reasons that begin with `OF_REQUESTS`
+    count requests."""
     models: tuple[str, ...] = ()
     """Ids of the models of Serve's multiplexing to load first: those that a replica had loaded."""
     requests: tuple[RecordedRequest, ...] = ()
@@ -51,7 +52,8 @@ class InputPlan:
     @property
     def recorded(self) -> int:
         """Number of calls of traffic that were recorded."""
-        return self._planned + sum(self.left_out.values())
+        calls = [count for why, count in self.left_out.items() if not why.startswith(OF_REQUESTS)]
+        return self._planned + sum(calls)
 
     @property
     def share(self) -> float:
@@ -191,30 +193,38 @@ def make_plan(
         total = each.calls + (known.calls if known is not None else 0)
         merged[each.key] = dataclasses.replace(each, calls=total)
     calls = sorted(merged.values(), key=lambda each: (-size_of(each), -each.calls))
+    kept, beyond = _merge_requests(requests)
+    if beyond:
+        left_out[TOO_MANY_REQUESTS] = left_out.get(TOO_MANY_REQUESTS, 0) + beyond
     return InputPlan(
-        calls=tuple(calls),
-        left_out=left_out,
-        models=tuple(models),
-        requests=_merged_requests(requests),
+        calls=tuple(calls), left_out=left_out, models=tuple(models), requests=tuple(kept)
     )
 
 
-def _merged_requests(requests: Iterable[RecordedRequest]) -> tuple[RecordedRequest, ...]:
-    """Return each request once, most frequent first, as many as a plan may have."""
+TOO_MANY_REQUESTS = f"{OF_REQUESTS}a plan takes at most {REQUEST_BYTES >> 10} KiB of them"
+
+
+def _merge_requests(requests: Iterable[RecordedRequest]) -> tuple[list[RecordedRequest], int]:
+    """Return each request once, most frequent first, as many as a plan may have.
+
+    Also returns how many requests of traffic were like those that the plan has no room for.
+    """
     counts = Counter[str]()
     known: dict[str, RecordedRequest] = {}
     for each in requests:
         key = json.dumps({**each.to_json(), "calls": 0}, sort_keys=True)
         known[key] = each
         counts[key] += each.calls
-    kept, left = [], REQUEST_BYTES
+    kept, left, beyond = list[RecordedRequest](), REQUEST_BYTES, 0
     for key, calls in counts.most_common():
         each = dataclasses.replace(known[key], calls=calls)
         size = recorded_requests.size_of(each)
         if size <= left:
             left -= size
             kept.append(each)
-    return tuple(kept)
+        else:
+            beyond += max(1, calls)
+    return kept, beyond
 
 
 def merge_plans(plans: Sequence[InputPlan]) -> InputPlan:

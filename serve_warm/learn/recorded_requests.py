@@ -7,6 +7,7 @@ Imports neither torch nor Ray, so that the command that makes plans starts fast.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -26,6 +27,15 @@ DEEPEST = 16
 
 MARKS = frozenset({"$tensor", "$array", "$tuple", "$bytes"})
 """Keys of the mappings that stand for what JSON has not."""
+
+
+MOST_BITS = 2048
+"""Maximum size of a whole number. Python refuses to write numbers that are a little larger."""
+
+OF_REQUESTS = "requests with their values: "
+"""How the reasons begin why requests are not in a plan. The other reasons are about calls."""
+
+TOO_LARGE = f"a request is larger than {MOST_BYTES >> 10} KiB"
 
 
 class NotRecordable(Exception):
@@ -120,31 +130,73 @@ def size_of(request: RecordedRequest) -> int:
         ) from error
 
 
-def plain(value: Any, other: Callable[[Any], Any], depth: int = 0) -> Any:
+class Budget:
+    """The bytes that a request may still take. Describing a request stops when they are used."""
+
+    def __init__(self, most: int = MOST_BYTES) -> None:
+        self._left = most
+
+    def take(self, count: int) -> None:
+        """Use some of the bytes.
+
+        Raises:
+            NotRecordable: fewer are left.
+        """
+        self._left -= count
+        if self._left < 0:
+            raise NotRecordable(TOO_LARGE)
+
+
+def plain(
+    value: Any, other: Callable[[Any], Any], *, budget: Budget | None = None, depth: int = 0
+) -> Any:
     """Return a value as JSON has it. `other` returns what stands for a value that JSON has not.
 
+    Looks at no more items than fit into the budget.
+
     Raises:
-        NotRecordable: the value, or one in it, cannot be recorded.
+        NotRecordable: the value, or one in it, cannot be recorded, or it is too large.
     """
+    budget = Budget() if budget is None else budget
     if depth > DEEPEST:
         raise NotRecordable("containers are too deep inside one another")
-    if value is None or isinstance(value, (bool, int, str)):
-        if type(value) not in (bool, int, str, type(None)):
-            raise NotRecordable(f"a value is a {type(value).__qualname__}")
+    kind = type(value)  # not its `__class__`, which can be code of the application
+    if kind is str or kind is float or kind is int:
+        return _plain_scalar(value, budget)
+    if value is None or kind is bool:
+        budget.take(4)
         return value
-    if type(value) is float:
+    if kind is list or kind is tuple:
+        budget.take(2 * len(value))  # at least, so a long list is refused before it is read
+        items = [plain(each, other, budget=budget, depth=depth + 1) for each in value]
+        return items if kind is list else {"$tuple": items}
+    if kind is dict:
+        budget.take(5 * len(value))
+        made = {}
+        for key, each in value.items():
+            if type(key) is not str or key.startswith("$"):
+                raise NotRecordable("a key of a mapping is no text, or begins with $")
+            budget.take(len(key))
+            made[key] = plain(each, other, budget=budget, depth=depth + 1)
+        return made
+    for base in (str, int, float):
+        if issubclass(kind, base):
+            raise NotRecordable(f"a value is a {kind.__qualname__}")
+    return other(value)
+
+
+def _plain_scalar(value: str | float, budget: Budget) -> str | float:
+    if isinstance(value, str):
+        budget.take(len(value) + 2)
+    elif isinstance(value, int):
+        if value.bit_length() > MOST_BITS:
+            raise NotRecordable(f"a number has more than {MOST_BITS} bits")
+        budget.take(1 + value.bit_length() // 4)
+    else:
         if not math.isfinite(value):
             raise NotRecordable("a number is not finite")
-        return value
-    if type(value) is list:
-        return [plain(each, other, depth + 1) for each in value]
-    if type(value) is tuple:
-        return {"$tuple": [plain(each, other, depth + 1) for each in value]}
-    if type(value) is dict:
-        if any(type(key) is not str or key.startswith("$") for key in value):
-            raise NotRecordable("a key of a mapping is no text, or begins with $")
-        return {key: plain(each, other, depth + 1) for key, each in value.items()}
-    return other(value)
+        budget.take(3)
+    return value
 
 
 def restored(value: Any, other: Callable[[str, Any], Any]) -> Any:
@@ -162,21 +214,18 @@ def restored(value: Any, other: Callable[[str, Any], Any]) -> Any:
     return value
 
 
-def with_texts(value: Any, change: Callable[[str, Any], Any], key: str = "") -> Any:
-    """Return a plain value whose texts, numbers and keys are changed, but for those behind a mark.
+def with_values(arguments: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments as a handler gets them: with the tensors, arrays and bytes in place.
 
-    `change` gets the key of the value, or of what contains it, and the value.
+    Raises:
+        LookupError: a tensor is missing.
+        ValueError: bytes are damaged.
     """
-    if isinstance(value, list):
-        return [with_texts(each, change, key) for each in value]
-    if isinstance(value, dict):
-        mark = next(iter(value), "")
-        if len(value) == 1 and mark in MARKS - {"$tuple"}:
-            return value
-        return {change("", name): with_texts(each, change, name) for name, each in value.items()}
-    return value if value is None or isinstance(value, bool) else change(key, value)
 
+    def other(mark: str, inner: Any) -> Any:
+        if mark == "$bytes":
+            return base64.b64decode(inner, validate=True)
+        return tensors[inner] if mark == "$tensor" else tensors[inner].numpy()
 
-def has_bytes(arguments: Mapping[str, Any]) -> bool:
-    """Return whether arguments have bytes, in which nobody can look for secrets."""
-    return "body" in arguments or '"$bytes"' in json.dumps(dict(arguments))
+    made: dict[str, Any] = restored(dict(arguments), other)
+    return made

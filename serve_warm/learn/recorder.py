@@ -151,6 +151,8 @@ class Recorder:
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self.new = threading.Event()
         """Set at each new kind of call."""
+        self.others: set[int] | None = None
+        """Gets the kinds of calls outside the contexts of requests, if requests are recorded."""
         self._strange = 0
         """The number of calls whose arguments cannot be looked at."""
         self._forgotten = 0
@@ -196,6 +198,7 @@ class Recorder:
                 kind = self._note_new(counts, args, kwargs, key, casts=casts)
             kind.calls += 1
             kinds = reached.get()
+            kinds = self.others if kinds is None else kinds
             if kinds is not None:
                 kinds.add(id(kind))
         except Exception:  # noqa: BLE001 - an argument's own methods may raise anything
@@ -229,6 +232,7 @@ class Recorder:
         if key not in self._kinds:
             kind = self._add(key, _Kind(counts, signature, modes, _is_model_thread()))
             kinds = reached.get()
+            kinds = self.others if kinds is None else kinds
             if kinds is not None:
                 kinds.add(id(kind))
 

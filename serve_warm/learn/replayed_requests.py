@@ -16,7 +16,7 @@ from serve_warm.compiler.proof import run_eagerly
 from serve_warm.errors import ConfigError, ServeWarmError
 from serve_warm.inputs import Input
 from serve_warm.learn.recorded import NotRepeatable
-from serve_warm.learn.recorded_requests import RecordedRequest, restored
+from serve_warm.learn.recorded_requests import RecordedRequest, with_values
 
 
 class ReplayedRequest:
@@ -60,13 +60,7 @@ def as_input(request: RecordedRequest) -> Input:
     try:
         data = base64.b64decode(request.tensors, validate=True)
         tensors = safetensors.torch.load(data) if data else {}
-
-        def other(mark: str, inner: Any) -> Any:
-            if mark == "$bytes":
-                return base64.b64decode(inner, validate=True)
-            return tensors[inner] if mark == "$tensor" else tensors[inner].numpy()
-
-        arguments: dict[str, Any] = restored(dict(request.arguments), other)
+        arguments = with_values(request.arguments, tensors)
         more: dict[str, Any]
         if " " in request.target:
             headers = {"content-type": str(arguments.get("content_type", ""))}

@@ -3,42 +3,47 @@
 """Records requests with their values, if a person has chosen to: one for each set of code.
 
 A request is kept if the kinds of calls that it made are not those of a request that is kept
-already. Nothing of it leaves the process before it has been scrubbed, which happens on the thread
-that asks, not in the request.
+already. Its values do not leave the process before they are scrubbed. That happens once, and on the
+thread that asks, not in the request.
 """
 
 from __future__ import annotations
 
 import abc
-import base64
+import asyncio
+import contextlib
 import functools
 import importlib
 import inspect
-import json
 import logging
 import threading
 import types
-import urllib.parse
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
-import safetensors.torch
-import torch
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from serve_warm._redaction import describe_error, redact
+from serve_warm._redaction import describe_error
 from serve_warm.errors import ConfigError
 from serve_warm.inputs import HTTP_TARGET
+from serve_warm.learn.described_requests import (
+    Body,
+    Description,
+    Scrub,
+    describe_call,
+    describe_http,
+    finish,
+)
 from serve_warm.learn.recorded_requests import (
     MOST_BYTES,
+    OF_REQUESTS,
+    TOO_LARGE,
     NotRecordable,
     RecordedRequest,
-    has_bytes,
-    plain,
-    size_of,
-    with_texts,
 )
 from serve_warm.learn.recorder import reached
 
@@ -47,28 +52,45 @@ logger = logging.getLogger(__name__)
 MOST_REQUESTS = 32
 """Maximum number of requests that are kept: the first ones."""
 
-MOST_REFUSED = 256
-"""Maximum number of sets of code whose requests could not be recorded."""
-
-OTHER = "other reasons"
-
 KEPT_BYTES = 1 << 20
 """Maximum number of bytes of all requests that are kept, as JSON."""
 
+MOST_REASONS = 16
+OTHER = "other reasons"
+
 EACH, ONE_IN = 200, 50
 """A request's arguments are described before the handler runs, because it may change them. After
-`EACH` requests that brought no new set of code, only one in `ONE_IN` is."""
+`EACH` requests that brought no new set of code, only one in `ONE_IN` is. The same holds for bodies,
+after `EACH` requests that could not be recorded."""
+
+SKIPPED = f"after {EACH} requests that were not kept, only one in {ONE_IN} is looked at"
+FULL = f"{MOST_REQUESTS} requests are recorded already"
+STRAY = "a thread or a queue of the application called compiled code for requests it does not name"
+NO_ROOM = f"the recorded requests take {KEPT_BYTES >> 20} MiB already"
 
 FAILED = 400
 """Lowest status of an HTTP answer to a request that failed."""
 
-Scrub = Callable[[str, dict[str, Any]], "dict[str, Any] | None"]
-"""Returns what to keep of a target's arguments, or None to keep nothing."""
+Describe = Callable[[], "Description | str | None"]
+"""Returns a request, or why it cannot be recorded, or None if it was not described."""
 
-Describe = Callable[[], "RecordedRequest | str | None"]
-"""Returns a request, or why it cannot be recorded, or None if it was not described in time."""
+Key = tuple[str, frozenset[int]]
+"""The handler, with its route, and the kinds of calls that a request made."""
 
-Kinds = frozenset[int]
+Made = TypeVar("Made")
+
+_ended: ContextVar[object] = ContextVar("serve_warm_ended", default=None)
+"""Serve's object for the request that was answered in this context."""
+
+
+@dataclass
+class _Kept:
+    """A request that takes one of the slots."""
+
+    request: Description | RecordedRequest
+    """Scrubbed as a `RecordedRequest`, and as it came until then."""
+    size: int
+    calls: int = 1
 
 
 class RequestRecorder:
@@ -76,21 +98,43 @@ class RequestRecorder:
 
     def __init__(self, scrub: Scrub | None = None) -> None:
         self._scrub = scrub
-        self._kept: dict[tuple[str, Kinds], RecordedRequest] = {}
-        self._counts: dict[tuple[str, Kinds], int] = {}
-        self._refused: dict[tuple[str, Kinds], str] = {}
-        """Why requests like these cannot be recorded: the next one is not described again."""
+        self._kept: dict[Key, _Kept] = {}
         self._not_recorded = Counter[str]()
         self._left_bytes = KEPT_BYTES
         self._since_new = 0
-        self._has_warned = False
+        self._failures = 0
+        """Requests that could not be recorded, since the last one that was."""
         self._lock = threading.Lock()
+        self._scrubs = threading.Lock()
+        """Held while requests are scrubbed, so that each is scrubbed once."""
+        self._answered: Callable[[], Sequence[Any]] = list
+        self._open: dict[int, tuple[object, _OneRequest]] = {}
+        """The requests that are being answered, by the id of Serve's object for each."""
+        self.strays = 0
+        """Calls that belong to no known request."""
+        self.others: set[int] = _KindsOfRequest(self, None)
+        """Gets the kinds of calls outside the contexts of requests, as those of some batches."""
 
-    def watch(self, cls: type, names: Sequence[str], *, model_id: Callable[[], str]) -> None:
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether bytes are recorded: only `scrub` can search them for secrets."""
+        return self._scrub is not None
+
+    def watch(
+        self,
+        cls: type,
+        names: Sequence[str],
+        *,
+        model_id: Callable[[], str],
+        answered: Callable[[], Sequence[Any]] = list,
+    ) -> None:
         """Record the requests to these methods of a deployment's class, from now on.
 
-        `model_id` returns the multiplexed model id of the running request.
+        `model_id` returns the multiplexed model id of the running request. `answered` returns
+        Serve's objects for the requests that the current context answers: several in a batch. An
+        object without a `request_id` stands for no request.
         """
+        self._answered = answered
         for name in names:
             method = inspect.getattr_static(cls, name)
             if not isinstance(method, types.FunctionType):
@@ -108,92 +152,184 @@ class RequestRecorder:
     def forget(self) -> None:
         """Forget the requests so far."""
         with self._lock:
-            self._kept, self._counts, self._refused = {}, {}, {}
+            self._kept = {}
             self._not_recorded.clear()
-            self._left_bytes, self._since_new = KEPT_BYTES, 0
+            self._left_bytes, self._since_new, self._failures = KEPT_BYTES, 0, 0
+
+    # In requests ---------------------------------------------------------------------------
+
+    def is_request(self) -> bool:
+        """Return whether a call of a handler in this context is a request.
+
+        A call by another method is none, nor is one in a thread, in a batch or after the answer.
+        """
+        if reached.get() is not None:
+            return False
+        found, ended = self._answered(), _ended.get()
+        return all(
+            each.request_id and each is not ended and id(each) not in self._open for each in found
+        )
+
+    def open(self, request: _OneRequest) -> None:
+        """Note that a request is being answered in this context."""
+        for each in self._answered()[:1]:
+            request.serve = each
+            self._open[id(each)] = each, request
+
+    def close(self, request: _OneRequest) -> None:
+        """Note that a request is answered."""
+        self._open.pop(id(request.serve), None)
+        _ended.set(request.serve)
+        request.serve = None
+
+    def attribute(self, kind: int, own: _KindsOfRequest | None) -> None:
+        """Add a kind of calls to the requests that this context answers.
+
+        The task of a batch has the context of the first request ever, whose kinds are `own`, but
+        Serve knows the requests of each batch. `own` is None if that request is answered.
+        """
+        found = [self._open[id(each)] for each in self._answered() if id(each) in self._open]
+        kinds = [request.kinds for _, request in found]
+        if not kinds and own is not None:
+            kinds = [own]
+        if not kinds:
+            self.strays += 1
+        for each in kinds:
+            set.add(each, kind)
 
     def wants(self) -> bool:
         """Return whether the arguments of the next request are to be described."""
         self._since_new += 1
         is_next = self._since_new <= EACH or self._since_new % ONE_IN == 0
-        return is_next and not self._is_full()
+        return is_next and len(self._kept) < MOST_REQUESTS
 
-    def note(self, target: str, kinds: set[int], describe: Describe) -> None:
-        """Record a request that made these kinds of calls. `describe` is called if it is new."""
+    def wants_body(self) -> bool:
+        """Return whether the body of a request with a new set of code is to be described."""
+        return self._failures <= EACH or self._failures % ONE_IN == 0
+
+    def note(
+        self, handler: str, kinds: set[int], describe: Describe, *, has_strays: bool = False
+    ) -> None:
+        """Record a request that made these kinds of calls. `describe` is called if it is new.
+
+        `has_strays` is whether calls that belong to no known request were made meanwhile.
+        """
         if not kinds:  # it reached no compiled code, or entries answered it
+            if has_strays:
+                with self._lock:
+                    self._refuse(handler, STRAY)
             return
-        key = target.partition("?")[0], frozenset(kinds)
+        key = handler, frozenset(kinds)
         with self._lock:
             if key in self._kept:
-                self._counts[key] += 1
+                self._kept[key].calls += 1
                 return
-            if key in self._refused:
-                self._not_recorded[self._refused[key]] += 1
-                return
-            if self._is_full():
+            if len(self._kept) >= MOST_REQUESTS:
+                self._refuse(handler, FULL)
                 return
         described = describe()
+        size = _try(described.size) if isinstance(described, Description) else described
         with self._lock:
-            if described is not None and key not in self._kept:
-                self._add(key, described)
+            why = self._why_not(size)
+            if key in self._kept:  # another thread was faster
+                self._kept[key].calls += 1
+            elif why:
+                self._failures += 1
+                self._refuse(handler, why)
+            else:
+                self._keep(key, cast("Description", described), cast("int", size))
 
-    def _is_full(self) -> bool:
-        return len(self._kept) >= MOST_REQUESTS or len(self._refused) >= MOST_REFUSED
+    def _keep(self, key: Key, described: Description, size: int) -> None:
+        self._kept[key] = _Kept(described, size)
+        self._left_bytes -= size
+        self._since_new = self._failures = 0
 
-    def _add(self, key: tuple[str, Kinds], described: RecordedRequest | str) -> None:
-        why = described if isinstance(described, str) else ""
-        if isinstance(described, RecordedRequest):
-            size = size_of(described)
-            if size > MOST_BYTES:
-                why = f"a request is larger than {MOST_BYTES >> 10} KiB"
-            elif size > self._left_bytes:
-                why = "many requests were recorded already"
-            elif len(self._kept) < MOST_REQUESTS:
-                self._kept[key], self._counts[key] = described, 1
-                self._left_bytes -= size
-                self._since_new = 0
-        if why and len(self._refused) < MOST_REFUSED:
-            why = why if why in self._not_recorded or len(self._not_recorded) < 16 else OTHER
-            if why not in self._not_recorded:  # at most 17 reasons
-                logger.warning("requests to %s are not recorded: %s", key[0], why)
-            self._refused[key] = why
-            self._not_recorded[why] += 1
+    def _why_not(self, size: int | str | None) -> str:
+        """Return why a request of this size is not kept; empty if it is.
+
+        Instead of a size, `size` may be the reason, or None if the request was not described.
+        """
+        if not isinstance(size, int):
+            return size or SKIPPED
+        if size > MOST_BYTES:
+            return TOO_LARGE
+        if len(self._kept) >= MOST_REQUESTS:
+            return FULL
+        return NO_ROOM if size > self._left_bytes else ""
+
+    def _refuse(self, handler: str, why: str, calls: int = 1) -> None:
+        is_known = why in self._not_recorded
+        why = why if is_known or len(self._not_recorded) < MOST_REASONS else OTHER
+        if why not in self._not_recorded:
+            level = logging.INFO if why in (FULL, NO_ROOM, SKIPPED) else logging.WARNING
+            logger.log(level, "requests to %s are not recorded: %s", handler, why)
+        self._not_recorded[why] += calls
+
+    # Outside of requests -------------------------------------------------------------------
 
     def requests(self) -> list[dict[str, Any]]:
         """Return the requests so far as plain data, scrubbed."""
+        with self._scrubs:
+            with self._lock:
+                new = [(k, v) for k, v in self._kept.items() if isinstance(v.request, Description)]
+            for key, kept in new:
+                self._finish(key, kept)
         with self._lock:
-            kept, counts = dict(self._kept), dict(self._counts)
-        return [
-            {**scrubbed.to_json(), "calls": counts[key]}
-            for key, request in kept.items()
-            if (scrubbed := self._scrubbed(request)) is not None
-        ]
+            return [
+                {**kept.request.to_json(), "calls": kept.calls}
+                for kept in self._kept.values()
+                if isinstance(kept.request, RecordedRequest)
+            ]
+
+    def _finish(self, key: Key, kept: _Kept) -> None:
+        """Scrub a request. If nothing is left of it, its slot is free again."""
+        described = cast("Description", kept.request)
+        made = _try(lambda: finish(described, self._scrub), "scrubbing it failed")
+        with self._lock:
+            if self._kept.get(key) is not kept:  # forgotten meanwhile
+                return
+            if isinstance(made, RecordedRequest):
+                kept.request = made
+                return
+            del self._kept[key]
+            self._left_bytes += kept.size
+            self._refuse(key[0], made, kept.calls)
 
     def not_recorded(self) -> dict[str, int]:
         """Return the numbers of requests that were not recorded, by reason."""
         with self._lock:
-            return dict(self._not_recorded)
+            return {f"{OF_REQUESTS}{why}": count for why, count in self._not_recorded.items()}
 
-    def _scrubbed(self, request: RecordedRequest) -> RecordedRequest | None:
-        try:
-            target = _target_without_secrets(request.target)
-            arguments: Any = with_texts(dict(request.arguments), _without_secrets)
-            if self._scrub is not None:
-                arguments = self._scrub(target, arguments)
-            elif has_bytes(request.arguments):
-                return None  # which nobody can search for secrets
-            if arguments is None:
-                return None
-            made = {**request.to_json(), "target": target, "arguments": arguments}
-            return RecordedRequest.from_json(made)
-        except Exception as error:  # noqa: BLE001 - the user's function may raise anything
-            if not self._has_warned:
-                self._has_warned = True
-                logger.warning(
-                    "a recorded request is not kept, because scrubbing it failed: %s",
-                    describe_error(error),
-                )
-            return None
+
+class _KindsOfRequest(set[int]):
+    """The kinds of calls of a request, as the context of the request has it."""
+
+    def __init__(self, recorder: RequestRecorder, own: _OneRequest | None) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._own = own
+
+    def add(self, kind: int) -> None:
+        """Add a kind of calls to the requests that make it."""
+        is_open = self._own is not None and self._own.is_open
+        _try(lambda: self._recorder.attribute(kind, self if is_open else None))
+
+
+class _KindsOfNoRequest(set[int]):
+    """Stands for the calls of something that is no request, such as a websocket."""
+
+    def add(self, kind: int) -> None:
+        """Do nothing."""
+
+
+def _try(call: Callable[[], Made], failed: str = "a request cannot be described") -> Made | str:
+    """Return what `call` returns, or why the request is not recorded."""
+    try:
+        return call()
+    except NotRecordable as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - an argument's own methods and `scrub` may raise any
+        return f"{failed}: {type(error).__name__}"
 
 
 def find_scrub(name: str | None) -> Scrub | None:
@@ -217,34 +353,6 @@ def find_scrub(name: str | None) -> Scrub | None:
     return cast("Scrub", found)
 
 
-def _without_secrets(key: str, value: Any) -> Any:
-    """Return a text of the same length, because lengths decide which code runs; or 0."""
-    said = f"{key}={value}" if key else str(value)
-    if redact(said) == said:
-        return value
-    return "x" * len(value) if isinstance(value, str) else 0
-
-
-def _target_without_secrets(target: str) -> str:
-    verb, space, path = target.rpartition(" ")
-    path, mark, query = path.partition("?")
-    parts = [_decoded_without_secrets("", part) for part in path.split("/")]
-    pairs = [each.partition("=") for each in query.split("&")]
-    shown = [
-        key + is_ + _decoded_without_secrets(urllib.parse.unquote_plus(key), value)
-        if is_
-        else _decoded_without_secrets("", key)
-        for key, is_, value in pairs
-    ]
-    return verb + space + "/".join(parts) + mark + "&".join(shown)
-
-
-def _decoded_without_secrets(key: str, text: str) -> str:
-    plain_text = urllib.parse.unquote_plus(text)
-    changed = _without_secrets(key, plain_text)
-    return text if changed == plain_text else str(changed)
-
-
 # One function for each kind of handler, because Serve looks at the kind -------------------------
 
 Begin = Callable[[tuple[Any, ...], dict[str, Any]], "_MethodCall | None"]
@@ -258,34 +366,64 @@ def _like(
     model_id: Callable[[], str],
 ) -> Callable[..., Any]:
     """Return a function of the same kind as a method, which also records its calls."""
+    parameters = [*inspect.signature(method).parameters.values()][1:]
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _MethodCall | None:
-        # A method that another one calls is no request.
-        if reached.get() is not None:
+        if not recorder.is_request():
             return None
-        return _MethodCall(recorder, name, args, kwargs, model_id())
+        names = _names_of(parameters, len(args))
+        return _MethodCall(recorder, name, args, kwargs, names=names, model_id=model_id())
 
-    if name == "__call__" and [*inspect.signature(method).parameters][1:] == [*ASGI]:
+    def begin_safely(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _MethodCall | None:
+        made = _try(lambda: begin(args, kwargs))
+        return None if isinstance(made, str) else made
+
+    if name == "__call__" and [each.name for each in parameters] == [*ASGI]:
         return _like_asgi_app(method, recorder, model_id)
     if inspect.isasyncgenfunction(method):
-        return _like_async_generator(method, begin)
+        return _like_async_generator(method, begin_safely)
     if inspect.iscoroutinefunction(method):
-        return _like_coroutine(method, begin)
+        return _like_coroutine(method, begin_safely)
     if inspect.isgeneratorfunction(method):
-        return _like_generator(method, begin)
-    return _like_function(method, begin)
+        return _like_generator(method, begin_safely)
+    return _like_function(method, begin_safely)
 
 
 ASGI = ("scope", "receive", "send")
+
+
+def _names_of(parameters: Sequence[inspect.Parameter], count: int) -> list[str]:
+    """Return the names of the parameters that this many positional arguments are for."""
+    names: list[str] = []
+    for each in parameters:
+        if each.kind is each.VAR_POSITIONAL:
+            return names + [each.name] * (count - len(names))
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD):
+            names.append(each.name)
+    return names
 
 
 def _like_asgi_app(
     app: Callable[..., Any], recorder: RequestRecorder, model_id: Callable[[], str]
 ) -> Callable[..., Any]:
     async def call(self: Any, scope: Any, receive: Any, send: Any) -> Any:
-        if reached.get() is not None or scope.get("type") != "http":
+        if reached.get() is not None:
             return await app(self, scope, receive, send)
-        exchange = _AppCall(recorder, scope, receive, send, model_id())
+        if scope.get("type") != "http":
+            reached.set(_KindsOfNoRequest())  # so that methods that it calls are no requests
+            try:
+                return await app(self, scope, receive, send)
+            finally:
+                reached.set(None)
+
+        def begin() -> _AppCall | None:
+            if not recorder.is_request():  # but a replay
+                return None
+            return _AppCall(recorder, scope, receive, send, model_id())
+
+        exchange = _try(begin)
+        if exchange is None or isinstance(exchange, str):
+            return await app(self, scope, receive, send)
         with exchange:
             return await app(self, scope, exchange.receive, exchange.send)
 
@@ -295,13 +433,17 @@ def _like_asgi_app(
 def _like_async_generator(method: Callable[..., Any], begin: Begin) -> Callable[..., Any]:
     async def call(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         watched = begin(args, kwargs)
-        if watched is None:
-            async for each in method(self, *args, **kwargs):
-                yield each
-            return
-        with watched:
-            async for each in method(self, *watched.args, **kwargs):
-                yield each
+        inner = method(self, *(args if watched is None else watched.args), **kwargs)
+        with contextlib.nullcontext() if watched is None else watched:
+            async for each in inner:
+                try:
+                    yield each
+                except (asyncio.CancelledError, GeneratorExit) as error:
+                    # Serve tells a handler in this way that the client is gone.
+                    if type(inner) is types.AsyncGeneratorType:
+                        with contextlib.suppress(StopAsyncIteration):
+                            await inner.athrow(error)
+                    raise
 
     return call
 
@@ -312,7 +454,7 @@ def _like_coroutine(method: Callable[..., Any], begin: Begin) -> Callable[..., A
         if watched is None:
             return await method(self, *args, **kwargs)
         with watched:
-            return watched.answered(await method(self, *watched.args, **kwargs))
+            return watched.look_at_answer(await method(self, *watched.args, **kwargs))
 
     return call
 
@@ -335,61 +477,50 @@ def _like_function(method: Callable[..., Any], begin: Begin) -> Callable[..., An
         if watched is None:
             return method(self, *args, **kwargs)
         with watched:
-            return watched.answered(method(self, *watched.args, **kwargs))
+            return watched.look_at_answer(method(self, *watched.args, **kwargs))
 
     return call
 
 
-class _Body:
-    """The body of an HTTP request, kept while the application reads it."""
-
-    def __init__(self, receive: Callable[[], Any]) -> None:
-        self._receive = receive
-        self._data: bytearray | None = bytearray()
-        self._is_whole = False
-
-    async def receive(self) -> Any:
-        """Return the next message from the client (ASGI's `receive`)."""
-        message = await self._receive()
-        if message.get("type") == "http.request" and self._data is not None:
-            self._data += message.get("body", b"")
-            self._is_whole = not message.get("more_body")
-            if len(self._data) > MOST_BYTES:
-                self._data = None
-        return message
-
-    def read(self, scope: Mapping[str, Any]) -> bytes:
-        """Return the body.
-
-        Raises:
-            NotRecordable: the application did not read it, or it is too large.
-        """
-        if self._data is None:
-            raise NotRecordable(f"the body of a request is larger than {MOST_BYTES >> 10} KiB")
-        if not self._is_whole and scope["method"] not in ("GET", "HEAD", "DELETE", "OPTIONS"):
-            raise NotRecordable("the application has not read the body of a request")
-        return bytes(self._data)
-
-
 class _OneRequest(abc.ABC):
-    """One request. Its calls of compiled functions are collected in the block."""
+    """One request. Its calls of compiled functions are collected in the block.
 
-    def __init__(self, recorder: RequestRecorder, target: str) -> None:
-        self._recorder = recorder
-        self._target = target
-        self._kinds: set[int] = set()
+    If the answer is a stream, the block ends before the stream begins, and is entered again.
+    """
+
+    def __init__(self, recorder: RequestRecorder) -> None:
+        self.recorder = recorder
+        self.kinds = _KindsOfRequest(recorder, self)
+        self.serve: object = None
+        """Serve's object for the request, while it is answered."""
+        self.is_open = False
+        self._strays = recorder.strays
         self._has_failed = False
+        self._goes_on = False
 
     def __enter__(self) -> None:
-        reached.set(self._kinds)
+        self._goes_on, self.is_open = False, True
+        reached.set(self.kinds)
+        _try(lambda: self.recorder.open(self))
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         reached.set(None)
-        if error is None and not self._has_failed:
-            self._recorder.note(self._target, self._kinds, self._described)
+        self.is_open = False
+        self.recorder.close(self)
+        if error is None and not self._has_failed and not self._goes_on:
+            has_strays = self._strays != self.recorder.strays
+            _try(
+                lambda: self.recorder.note(
+                    self._handler(), self.kinds, self._describe, has_strays=has_strays
+                )
+            )
 
     @abc.abstractmethod
-    def _described(self) -> RecordedRequest | str | None:
+    def _handler(self) -> str:
+        """Return the name of what answers the request, without values of the request."""
+
+    @abc.abstractmethod
+    def _describe(self) -> Description | str | None:
         """Return the request, as `Describe` says."""
 
 
@@ -402,34 +533,65 @@ class _MethodCall(_OneRequest):
         method: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        *,
+        names: Sequence[str],
         model_id: str,
     ) -> None:
-        super().__init__(recorder, method)
+        super().__init__(recorder)
         self.args = args
         """The arguments to call the method with."""
+        self._method = method
         self._model_id = model_id
-        self._before: RecordedRequest | str | None = None
+        self._before: Description | str | None = None
         # Without a FastAPI app, Serve passes an HTTP request as the only argument.
         given = args[0] if len(args) == 1 and not kwargs else None
-        self._body: _Body | None = None
+        self._body: Body | None = None
         if type(given) is Request:
             self._scope = given.scope
-            self._target = _target_of(given.scope)
-            self._body = _Body(given.receive)
+            self._body = Body(given.receive)
             self.args = (Request(given.scope, self._body.receive),)
         elif recorder.wants():
-            self._before = _try(lambda: _method_request(method, args, kwargs, model_id))
+            self._before = _try(
+                lambda: describe_call(
+                    method,
+                    args,
+                    kwargs,
+                    names=names,
+                    model_id=model_id,
+                    keeps_bytes=recorder.keeps_bytes,
+                )
+            )
 
-    def answered(self, answer: Any) -> Any:
-        """Return the answer of the method. An HTTP answer says whether the request failed."""
-        self._has_failed = isinstance(answer, Response) and answer.status_code >= FAILED
-        return answer
+    def look_at_answer(self, answer: Any) -> Any:
+        """Return the answer of the method, and record a stream of it as a part of the request."""
+        found = [answer]
+        _try(lambda: self._look_at(found))
+        return found[0]
 
-    def _described(self) -> RecordedRequest | str | None:
+    def _look_at(self, found: list[Any]) -> None:
+        answer = found[0]
+        kind = type(answer)  # not its `__class__`, which can be code of the application
+        if issubclass(kind, Response) and answer.status_code >= FAILED:
+            self._has_failed = True
+        elif issubclass(kind, StreamingResponse):
+            body = answer.body_iterator
+            answer.body_iterator = _like_async_generator(lambda *_: body, lambda *_: self)(None)
+            self._goes_on = True
+        elif kind is types.AsyncGeneratorType:
+            found[0] = _like_async_generator(lambda *_: answer, lambda *_: self)(None)
+            self._goes_on = True
+        elif kind is types.GeneratorType:
+            found[0] = _like_generator(lambda *_: answer, lambda *_: self)(None)
+            self._goes_on = True
+
+    def _handler(self) -> str:
+        return self._method if self._body is None else _route_of(self._scope, self._method)
+
+    def _describe(self) -> Description | str | None:
         body = self._body
         if body is None:
             return self._before
-        return _try(lambda: _http_request(self._scope, body, self._model_id))
+        return _describe_http(self.recorder, self._scope, body, self._model_id)
 
 
 class _AppCall(_OneRequest):
@@ -443,100 +605,46 @@ class _AppCall(_OneRequest):
         send: Callable[[Any], Any],
         model_id: str,
     ) -> None:
-        super().__init__(recorder, _target_of(scope))
+        super().__init__(recorder)
+        self._routed = scope
+        """The scope to which the app adds the route."""
         self._scope = dict(scope)
         self._send = send
         self._model_id = model_id
-        self._body = _Body(receive)
+        self._body = Body(receive)
         self.receive = self._body.receive
 
     async def send(self, message: Any) -> None:
         """Send a message to the client (ASGI's `send`), and note whether the request failed."""
-        if message.get("type") == "http.response.start" and message["status"] >= FAILED:
+        if message.get("type") == "http.response.start" and message.get("status", 0) >= FAILED:
             self._has_failed = True
         await self._send(message)
 
-    def _described(self) -> RecordedRequest | str | None:
-        return _try(lambda: _http_request(self._scope, self._body, self._model_id))
+    def _handler(self) -> str:
+        return _route_of({**self._routed, "method": self._scope["method"]}, "__call__")
+
+    def _describe(self) -> Description | str | None:
+        scope = {**self._scope, "path_params": self._routed.get("path_params")}
+        return _describe_http(self.recorder, scope, self._body, self._model_id)
 
 
-def _try(describe: Callable[[], RecordedRequest]) -> RecordedRequest | str:
-    """Return a request, or why it cannot be recorded."""
-    try:
-        return describe()
-    except NotRecordable as error:
-        return str(error)
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        return f"a request cannot be described: {type(error).__name__}"
-
-
-def _target_of(scope: Mapping[str, Any]) -> str:
-    path = str(scope["path"]).removeprefix(str(scope.get("root_path", ""))) or "/"
-    query = scope.get("query_string", b"").decode("latin-1")
-    return f"{scope['method']} {urllib.parse.quote(path)}{'?' if query else ''}{query}"
-
-
-def _http_request(scope: Mapping[str, Any], body: _Body, model_id: str) -> RecordedRequest:
-    target, data = _target_of(scope), body.read(scope)
-    if HTTP_TARGET.fullmatch(target) is None:
-        raise NotRecordable("the method or the path of a request cannot be replayed")
-    types_ = [value for name, value in scope["headers"] if name.lower() == b"content-type"]
-    content_type = types_[0].decode("latin-1") if types_ else ""
-    arguments: dict[str, Any] = {}
-    if content_type.partition(";")[0].strip() == "application/json" and data:
-        arguments["json"] = plain(json.loads(data), _refuse)
-        if arguments["json"] is None:
-            raise NotRecordable("the body of a request is null")
-    elif data:
-        arguments["body"] = base64.b64encode(data).decode()
-        arguments["content_type"] = content_type
-    return RecordedRequest(target=target, arguments=arguments, model_id=model_id)
-
-
-def _method_request(
-    method: str, args: Sequence[Any], kwargs: Mapping[str, Any], model_id: str
-) -> RecordedRequest:
-    tensors: dict[str, torch.Tensor] = {}
-    other = functools.partial(_other, tensors)
-    arguments = {
-        "args": [plain(each, other) for each in args],
-        "kwargs": plain(dict(kwargs), other),
-    }
-    return RecordedRequest(
-        target=method, arguments=arguments, tensors=_packed(tensors), model_id=model_id
+def _describe_http(
+    recorder: RequestRecorder, scope: Mapping[str, Any], body: Body, model_id: str
+) -> Description | str | None:
+    if not recorder.wants_body():
+        return None
+    return _try(
+        lambda: describe_http(scope, body, model_id=model_id, keeps_bytes=recorder.keeps_bytes)
     )
 
 
-# Values that JSON has not -------------------------------------------------------------------------
+def _route_of(scope: Mapping[str, Any], method: str) -> str:
+    """Return the route that an HTTP request takes, such as `GET __call__ /item/{name}`.
 
-
-def _refuse(value: Any) -> Any:
-    raise NotRecordable(f"a value is a {type(value).__qualname__}")
-
-
-def _other(tensors: dict[str, torch.Tensor], value: Any) -> dict[str, str]:
-    """Return what stands for a value, and add it to `tensors` if it is a tensor or array."""
-    if type(value) is bytes:
-        return {"$bytes": base64.b64encode(value).decode()}
-    name = f"t{len(tensors)}"
-    if type(value) is torch.Tensor:
-        if value.requires_grad or value.is_conj() or value.is_neg() or not value.is_contiguous():
-            raise NotRecordable("a tensor is not contiguous, or requires grad")
-        tensors[name] = value.detach().cpu().clone()
-        return {"$tensor": name}
-    kind = type(value)
-    if (kind.__module__, kind.__qualname__) == ("numpy", "ndarray"):
-        try:
-            tensors[name] = torch.from_numpy(value).contiguous().clone()
-        except TypeError as error:
-            raise NotRecordable(f"an array has the dtype {value.dtype}") from error
-        return {"$array": name}
-    raise NotRecordable(f"an argument is a {kind.__module__}.{kind.__qualname__}")
-
-
-def _packed(tensors: Mapping[str, torch.Tensor]) -> str:
-    if not tensors:
-        return ""
-    if sum(each.nbytes for each in tensors.values()) > MOST_BYTES:
-        raise NotRecordable(f"a request's tensors are larger than {MOST_BYTES >> 10} KiB")
-    return base64.b64encode(safetensors.torch.save(dict(tensors))).decode()
+    The path itself does not count, because all paths of a route reach the same handler.
+    """
+    template, endpoint = getattr(scope.get("route"), "path", ""), scope.get("endpoint")
+    handler = f"{method} {template}" if type(template) is str and template else method
+    name = getattr(endpoint, "__qualname__", "")
+    verb = scope["method"] if HTTP_TARGET.fullmatch(f"{scope['method']} /") else ""
+    return f"{verb} {handler}" + (f" ({name})" if type(name) is str and name else "")

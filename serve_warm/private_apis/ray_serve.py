@@ -103,15 +103,22 @@ _MULTIPLEXER = "__serve_multiplex_wrapper"
 """Attribute where Serve keeps an object's models."""
 
 
+def answered_requests() -> Sequence[ServeRequest]:
+    """Return the requests that the current context answers: several in a batch.
+
+    The context of `@serve.batch` is that of the first call ever, but Serve keeps the requests of
+    each batch beside it: the same objects that `current_request` returns to their handlers.
+    """
+    batch: Any = getattr(serve_context, "_serve_batch_request_context", None)  # not in 2.53
+    return (batch.get() if batch is not None else None) or [current_request()]
+
+
 def is_request() -> bool:
     """Return whether the current context is that of a request, or of a batch of requests.
 
-    The context of `@serve.batch` is that of the first call ever, but Serve keeps the requests of
-    each batch beside it. A replayed input has no request id.
+    A replayed input has no request id.
     """
-    batch: Any = getattr(serve_context, "_serve_batch_request_context", None)  # not in 2.53
-    requests = (batch.get() if batch is not None else None) or [current_request()]
-    return all(each.request_id for each in requests)
+    return all(each.request_id for each in answered_requests())
 
 
 def runs_sync_in_threads() -> bool:

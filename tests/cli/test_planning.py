@@ -16,6 +16,7 @@ from serve_warm.builder import cluster
 from serve_warm.cli.planning import choose, plan
 from serve_warm.errors import ConfigError, StoreError
 from serve_warm.learn.plan import read_plan
+from serve_warm.learn.recorded_requests import OF_REQUESTS
 
 
 def answer(deployment: str, *sizes: int, **not_recorded: int) -> dict[str, Any]:
@@ -72,6 +73,16 @@ def test_replicas_are_merged_and_written_to_a_file(monkeypatch, tmp_path: Path):
         "left out: 2 calls: cache",
     ]
     assert [each.calls for each in read_plan(str(file)).calls] == [1, 2]
+
+
+def test_requests_that_were_not_recorded_are_no_calls(monkeypatch):
+    """Their calls are in the plan. A person who wants values reads why they are missing."""
+    why = f"{OF_REQUESTS}a number is not finite"
+    done = run(monkeypatch, [answer("Model", 3, **{why: 2}), answer("Model", 5, **{why: 1})])
+    assert done.stderr.splitlines() == [
+        "2 kinds of calls, 100% of 2 recorded calls: 2 replicas of app/Model",
+        "left out: 3 requests with their values: a number is not finite",
+    ]
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])

@@ -13,7 +13,7 @@ import pytest
 from serve_warm.errors import ConfigError
 from serve_warm.learn.plan import MOST_BYTES, InputPlan, make_plan, read_plan
 from serve_warm.learn.recorded import RecordedCall
-from serve_warm.learn.recorded_requests import RecordedRequest
+from serve_warm.learn.recorded_requests import OF_REQUESTS, RecordedRequest
 
 
 def call(size: int, calls: int = 1, structure: str = "t0") -> RecordedCall:
@@ -125,3 +125,18 @@ def test_a_plan_as_json_keeps_its_values(number: float):
 def test_a_plan_that_a_person_has_edited_is_refused_with_one_sentence(text: str):
     with pytest.raises(ConfigError):
         read_plan(text)
+
+
+def test_requests_beyond_the_size_of_a_plan_are_counted():
+    """They would be missing from a start, and nobody would know."""
+    requests = [
+        RecordedRequest(
+            target="ask", arguments={"args": ["x" * 60_000, n], "kwargs": {}}, calls=n + 1
+        )
+        for n in range(10)
+    ]
+    made = make_plan([call(3, 8)], {"a reason": 2}, requests=requests)
+    assert [each.calls for each in made.requests] == [10, 9, 8, 7]
+    why = f"{OF_REQUESTS}a plan takes at most 256 KiB of them"
+    assert made.left_out == {"a reason": 2, why: 1 + 2 + 3 + 4 + 5 + 6}
+    assert (made.recorded, made.share) == (10, 0.8)  # the calls of these requests are in the plan

@@ -17,7 +17,6 @@ from serve_warm.learn.recorded_requests import (
     RecordedRequest,
     plain,
     restored,
-    with_texts,
 )
 
 
@@ -62,12 +61,34 @@ def test_what_json_has_not_is_refused(value: Any):
         plain(value, refuse)
 
 
-def test_texts_are_changed_everywhere_but_behind_marks():
-    value = {"a": ["x", {"$tuple": ["x"]}], "t": {"$tensor": "x"}, "b": {"$bytes": "x"}}
-    changed = with_texts(
-        value, lambda _, text: text.upper() if len(text) == 1 and text == "x" else text
-    )
-    assert changed == {"a": ["X", {"$tuple": ["X"]}], "t": {"$tensor": "x"}, "b": {"$bytes": "x"}}
+@pytest.mark.parametrize(
+    "kind", [list, tuple, lambda items: dict.fromkeys(map(str, items), items[0])]
+)
+def test_a_long_container_is_refused_before_it_is_read(kind: Any):
+    """A request waits for this."""
+    seen: list[object] = []
+    given = kind([object() for _ in range(200_000)])
+    with pytest.raises(NotRecordable, match="larger than 64 KiB"):
+        plain([1, given], seen.append)
+    assert seen == []
+
+
+def test_describing_stops_at_the_largest_size():
+    """Also if no container is long, as with the same list many times."""
+    seen: list[object] = []
+    given: Any = object()
+    for _ in range(10):
+        given = [given] * 100
+    with pytest.raises(NotRecordable, match="larger than 64 KiB"):
+        plain(given, seen.append)
+    assert len(seen) <= MOST_BYTES
+
+
+@pytest.mark.parametrize("value", [10**5000, -(10**5000), 1 << 3000], ids=["+", "-", "smaller"])
+def test_a_huge_number_is_refused(value: int):
+    """Python writes no number of more than 4300 digits."""
+    with pytest.raises(NotRecordable, match="a number has more than 2048 bits"):
+        plain(value, refuse)
 
 
 RIGHT = {"target": "embed", "arguments": {"args": [1], "kwargs": {}}, "calls": 3}

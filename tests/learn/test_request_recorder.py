@@ -7,34 +7,51 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import random
 import threading
 import urllib.parse
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from fastapi import FastAPI
 from ray import serve
+from ray.serve import batching
+from ray.serve import context as serve_context
+from ray.serve._private.config import DeploymentConfig
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 import serve_warm
 from compiled import fresh
 from levels import forget_callables
 from serve_warm.errors import ConfigError
-from serve_warm.learn.recorded_requests import MOST_BYTES, RecordedRequest
+from serve_warm.learn import call_files
+from serve_warm.learn.described_requests import (
+    DROPPED,
+    HAS_CREDENTIALS,
+    NEEDS_SCRUB,
+    Description,
+)
+from serve_warm.learn.recorded_requests import MOST_BYTES, OF_REQUESTS, TOO_LARGE, RecordedRequest
 from serve_warm.learn.recorder import Recorder
 from serve_warm.learn.replayed_requests import as_input
 from serve_warm.learn.request_recorder import (
     EACH,
-    MOST_REFUSED,
+    FULL,
     MOST_REQUESTS,
+    NO_ROOM,
     ONE_IN,
+    STRAY,
     RequestRecorder,
     find_scrub,
 )
 from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.private_apis import ray_serve
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +109,14 @@ def watched(scrub: Any = None) -> tuple[Any, RequestRecorder]:
 def kept(target: str, arguments: Any) -> Any:
     """Keep all, as a person may decide."""
     return arguments
+
+
+def reasons(requests: RequestRecorder) -> dict[str, int]:
+    """Return why requests were not recorded, after they were scrubbed."""
+    requests.requests()
+    found = requests.not_recorded()
+    assert all(why.startswith(OF_REQUESTS) for why in found)
+    return {why.removeprefix(OF_REQUESTS): count for why, count in found.items()}
 
 
 def targets(requests: RequestRecorder) -> dict[str, int]:
@@ -190,7 +215,7 @@ def test_tensors_arrays_and_bytes_are_the_same_in_a_replay():
         (np.array(["text"]), "an array has the dtype <U4"),
         (float("nan"), "a number is not finite"),
         ("x" * MOST_BYTES, "a request is larger than 64 KiB"),
-        (torch.ones(MOST_BYTES), "a request's tensors are larger than 64 KiB"),
+        (torch.ones(MOST_BYTES), "a request is larger than 64 KiB"),
     ],
     ids=["object", "array of texts", "nan", "long text", "large tensor"],
 )
@@ -199,7 +224,7 @@ def test_what_cannot_be_recorded_is_counted_and_breaks_nothing(note: Any, why: s
     assert owner.plain(3, note) == 6
     assert requests.requests() == []
     assert owner.plain(3, note) == 6
-    assert requests.not_recorded() == {why: 2}
+    assert reasons(requests) == {why: 2}
     assert [each for each in caplog.messages if "not recorded" in each] == [
         f"requests to plain are not recorded: {why}"
     ]
@@ -219,7 +244,7 @@ def test_a_storm_of_large_requests_is_bounded():
     kept = len(requests.requests())
     assert kept == (1 << 20) // MOST_BYTES
     left = MOST_REQUESTS - 1 - kept
-    assert requests.not_recorded() == {"many requests were recorded already": left}
+    assert reasons(requests) == {NO_ROOM: left}
 
 
 def test_texts_that_look_like_secrets_keep_only_their_length():
@@ -327,7 +352,7 @@ def asked(
 
 
 def test_a_request_to_an_app_keeps_its_route_query_and_json():
-    given = scope("/shop/embed", query=b"lang=de", content_type="application/json", cookie="id=7")
+    given = scope("/shop/embed", query=b"lang=de", content_type="application/json", x_agent="id=7")
     owner, requests = asked(given, b'{"text": "hello"}')
     assert owner.seen == b'{"text": "hello"}'
     (found,) = requests.requests()
@@ -357,7 +382,7 @@ def test_a_body_that_cannot_be_recorded_reaches_the_app(body: bytes, why: str):
     owner, requests = asked(scope("/shop/embed", content_type="application/json"), body)
     assert owner.seen == body
     assert requests.requests() == []
-    assert requests.not_recorded() == {why: 1}
+    assert reasons(requests) == {why: 1}
 
 
 def test_what_is_no_http_request_is_passed_on():
@@ -376,12 +401,9 @@ def test_a_request_with_damaged_tensors_is_refused_with_a_sentence():
 def test_sets_of_code_are_not_remembered_without_end():
     _, requests = watched()
     for kind in range(10_000):
-        requests.note("ask", {kind}, lambda: RecordedRequest(target="ask", arguments={}))
-    assert len(vars(requests)["_counts"]) == MOST_REQUESTS
-    _, requests = watched()
-    for kind in range(10_000):
-        requests.note("fail", {kind}, lambda: "a reason")
-    assert len(vars(requests)["_refused"]) == MOST_REFUSED
+        requests.note("ask", {kind}, lambda: Description(target="ask", arguments={}))
+    assert len(vars(requests)["_kept"]) == MOST_REQUESTS
+    assert reasons(requests) == {FULL: 10_000 - MOST_REQUESTS}
 
 
 def test_a_known_request_is_not_described_again():
@@ -389,9 +411,9 @@ def test_a_known_request_is_not_described_again():
     _, requests = watched()
     described: list[int] = []
 
-    def describe() -> RecordedRequest:
+    def describe() -> Description:
         described.append(1)
-        return RecordedRequest(target="ask", arguments={})
+        return Description(target="ask", arguments={})
 
     for _ in range(5):
         requests.note("ask", {1}, describe)
@@ -424,8 +446,8 @@ def test_after_many_known_requests_few_are_described():
         pass
 
     with mock.patch(
-        "serve_warm.learn.request_recorder._method_request",
-        side_effect=lambda *_: described.append(1),
+        "serve_warm.learn.request_recorder.describe_call",
+        side_effect=lambda *_, **__: described.append(1),
     ):
         for _ in range(EACH + 10 * ONE_IN):
             owner.plain(3, Seen())
@@ -550,3 +572,645 @@ def test_a_function_of_the_user_that_returns_nonsense_keeps_nothing(wrong: Any):
     owner, requests = watched(lambda *_: wrong)
     owner.plain(3)
     assert requests.requests() == []
+
+
+# What only `scrub` can search ---------------------------------------------------------------------
+
+
+def test_a_function_of_the_user_gets_values_as_the_handler_does():
+    seen: list[Any] = []
+
+    def scrub(target: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        seen.append(arguments)
+        return {"args": [3], "kwargs": {"note": np.zeros(2, dtype=np.uint8)}}
+
+    owner, requests = watched(scrub)
+    note = {"t": torch.arange(3), "a": np.ones(2), "b": b"key", "pair": (1, 2)}
+    owner.plain(3, note=note)
+    (found,) = requests.requests()
+    given = seen[0]["kwargs"]["note"]
+    assert (seen[0]["args"], given["b"], given["pair"]) == ([3], b"key", (1, 2))
+    assert torch.equal(given["t"], note["t"])
+    assert np.array_equal(given["a"], note["a"])
+    item = as_input(RecordedRequest.from_json(found))
+    assert item.args == (3,)
+    assert item.kwargs["note"].tolist() == [0, 0]
+
+
+def test_nothing_stays_of_a_tensor_that_the_function_leaves_out():
+    owner, requests = watched(lambda *_: {"args": [], "kwargs": {}})
+    owner.plain(3, torch.arange(1000))
+    (found,) = requests.requests()
+    assert "tensors" not in found
+    assert len(str(found)) < 200
+
+
+TEXT = b"api_key=s3cr3t"
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        np.frombuffer(TEXT, "uint8"),
+        np.frombuffer(TEXT, "int8"),
+        torch.tensor([*TEXT], dtype=torch.uint8),
+        torch.CharTensor([*TEXT]),
+        [{"a": (TEXT,)}],
+        {"a": [torch.tensor([*TEXT], dtype=torch.uint8)]},
+    ],
+    ids=["uint8 array", "int8 array", "uint8", "int8", "bytes", "deep"],
+)
+def test_numbers_of_one_byte_are_bytes(note: Any):
+    """They may be text, in which nobody can look for secrets."""
+    owner, requests = watched()
+    owner.plain(3, note)
+    assert requests.requests() == []
+    assert reasons(requests) == {NEEDS_SCRUB: 1}
+    owner, requests = watched(kept)
+    owner.plain(3, note)
+    assert len(requests.requests()) == 1
+
+
+@pytest.mark.parametrize("note", [torch.tensor([True]), np.array([True]), np.array([1.5, 2.5])])
+def test_other_tensors_need_no_function(note: Any):
+    owner, requests = watched()
+    owner.plain(3, note)
+    assert len(requests.requests()) == 1
+
+
+def test_requests_that_need_a_function_take_no_slots():
+    owner, requests = watched()
+    for size in range(1, MOST_REQUESTS + 1):
+        owner.plain(size, b"bytes")
+    owner.plain(MOST_REQUESTS + 1)
+    assert targets(requests) == {"plain": 1}
+    assert reasons(requests) == {NEEDS_SCRUB: MOST_REQUESTS}
+
+
+def test_requests_that_the_function_drops_take_no_slots():
+    owner, requests = watched(lambda _, given: None if "private" in given["args"] else given)
+    for size in range(1, MOST_REQUESTS + 1):
+        owner.plain(size, "private")
+    assert reasons(requests) == {DROPPED: MOST_REQUESTS}
+    owner.plain(1, "public")
+    assert targets(requests) == {"plain": 1}
+
+
+def test_each_kept_request_is_scrubbed_once():
+    """A replica asks every 20 seconds, and a function of the user may be slow or random."""
+    calls: list[int] = []
+
+    def scrub(_: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        calls.append(1)
+        return {**arguments, "kwargs": {"note": len(calls)}}
+
+    owner, requests = watched(scrub)
+    for size in range(1, 11):
+        owner.plain(size)
+    first = requests.requests()
+    threads = [threading.Thread(target=requests.requests) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert requests.requests() == first
+    assert len(calls) == 10
+    owner.plain(11)
+    assert len(requests.requests()) == 11
+    assert len(calls) == 11
+
+
+def test_an_argument_of_a_parameter_that_names_a_secret_is_hidden():
+    class Login(Owner):
+        def ask(self, size: int, password: Any, *cards: str) -> int:
+            return self.run(size)
+
+    requests = RequestRecorder()
+    requests.watch(Login, ["ask"], model_id=str)
+    face = torch.ones(2)
+    Login().ask(3, ("hunter2", face), "4242424242424242", "4343")
+    (found,) = requests.requests()
+    item = as_input(RecordedRequest.from_json(found))
+    (size, (text, tensor), *cards) = item.args
+    assert (size, text, cards) == (3, "xxxxxxx", ["x" * 16, "xxxx"])
+    assert torch.equal(tensor, torch.zeros(2))
+
+
+# One request for each set of code -----------------------------------------------------------------
+
+
+def asked_paths(*paths: str, route: Any = None, **headers: str) -> RequestRecorder:
+    """Return what is recorded of POST requests with these paths to one app."""
+    kind: Any = type("App", (App,), {})
+    requests = RequestRecorder()
+    requests.watch(kind, ["__call__"], model_id=str)
+    owner = kind()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(_: Any) -> None: ...
+
+    for path in paths:
+        given = scope(path, **headers)
+        if route is not None:
+            given |= {"route": SimpleNamespace(path=route(path))}
+        asyncio.run(owner(given, receive, send))
+    return requests
+
+
+def test_paths_of_one_route_are_one_request():
+    """Names of users in paths would take all slots."""
+    assert targets(asked_paths("/shop/item/alice", "/shop/item/bob")) == {"POST /item/alice": 2}
+    routes = {"/shop/item/alice": "/item/{name}", "/shop/item/bob": "/item/{name}"}
+    requests = asked_paths(*routes, "/shop/all", route=lambda path: routes.get(path, "/all"))
+    assert targets(requests) == {"POST /item/alice": 2, "POST /all": 1}
+
+
+def test_routes_of_a_fastapi_app_share_slots_and_hide_secrets():
+    """FastAPI adds the route and its parameters to the scope."""
+    app, model = FastAPI(), Owner()
+
+    @app.post("/item/{name}")
+    def item(name: str) -> int:
+        return model.run(3)
+
+    @app.post("/reset/{token}/{name}")
+    def reset(token: str, name: str) -> int:
+        return model.run(3)
+
+    class Fast:
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+
+    requests = RequestRecorder()
+    requests.watch(Fast, ["__call__"], model_id=str)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        assert message.get("status", 200) == 200
+
+    for path in ("/item/alice", "/item/bob", "/reset/hunter2/bob"):
+        asyncio.run(Fast()({**scope(path), "root_path": ""}, receive, send))
+    assert targets(requests) == {"POST /item/alice": 2, "POST /reset/xxxxxxx/bob": 1}
+
+
+@pytest.mark.parametrize("header", ["authorization", "cookie", "x_api_key", "proxy_authorization"])
+def test_a_request_with_credentials_is_not_recorded(header: str):
+    """Its replay would be refused without them."""
+    requests = asked_paths("/shop/a", **{header: "Bearer abc"})
+    assert reasons(requests) == {HAS_CREDENTIALS: 1}
+    assert requests.requests() == []
+
+
+def test_a_request_of_a_session_of_serve_is_recorded():
+    """The header only chooses the replica."""
+    assert targets(asked_paths("/shop/a", x_session_id="abc")) == {"POST /a": 1}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"content_length": "0"}, {"content_length": "2"}, {"transfer_encoding": "chunked"}],
+    ids=["no body", "empty body", "body", "stream"],
+)
+def test_a_post_without_a_body_is_recorded(headers: dict[str, str]):
+    class Unread(Owner):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            self.run(3)
+
+    requests = RequestRecorder()
+    requests.watch(Unread, ["__call__"], model_id=str)
+    asyncio.run(Unread()(scope("/shop/a", **headers), None, None))
+    if {*headers.values()} <= {"0"}:
+        assert targets(requests) == {"POST /a": 1}
+    else:
+        why = "the application has not read the body of a request"
+        assert (requests.requests(), reasons(requests)) == ([], {why: 1})
+
+
+def test_a_smaller_request_follows_one_that_is_too_large():
+    owner, requests = watched()
+    owner.plain(3, "x" * MOST_BYTES)
+    owner.plain(3, "short")
+    assert targets(requests) == {"plain": 1}
+    assert reasons(requests) == {TOO_LARGE: 1}
+
+
+def test_a_request_that_would_need_the_last_slot_is_counted():
+    owner, requests = watched()
+    for size in range(1, MOST_REQUESTS + 3):
+        owner.plain(size)
+    assert reasons(requests) == {FULL: 2}
+
+
+def test_after_many_bodies_that_cannot_be_recorded_few_are_read():
+    requests = RequestRecorder()
+    for kind in range(EACH + 2):
+        requests.note("ask", {kind}, lambda: "a reason")
+    assert not requests.wants_body()
+    wanted = 0
+    for kind in range(10 * ONE_IN):
+        wanted += requests.wants_body()
+        requests.note("ask", {-1 - kind}, lambda: None)
+    assert wanted == 10
+
+
+@pytest.mark.parametrize("body", ["async", "sync"])
+def test_a_stream_is_a_part_of_its_request(body: str):
+    """Serve iterates over it after the handler has returned."""
+
+    class Streams(Owner):
+        async def later(self, request: Request) -> Any:  # type: ignore[override]
+            return StreamingResponse(self.chunks() if body == "async" else self.chunks_now())
+
+        async def chunks(self) -> Any:
+            yield str(self.run(3))
+
+        def chunks_now(self) -> Iterator[str]:
+            yield str(self.run(3))
+
+    requests = RequestRecorder()
+    requests.watch(Streams, ["later", "chunks_now"], model_id=str)
+    sent: list[bytes] = []
+
+    async def serving() -> None:
+        given = {**scope("/shop/a"), "method": "GET"}
+        response = await Streams().later(Request(given))
+        assert requests.requests() == []
+        sent.extend([each async for each in response.body_iterator])
+
+    asyncio.run(serving())
+    assert sent == ["6"]
+    assert targets(requests) == {"GET /a": 1}
+    assert vars(requests)["_open"] == {}
+
+
+def test_a_generator_that_a_method_returns_is_a_part_of_its_request():
+    class Returns(Owner):
+        def plain(self, size: int, note: Any = None) -> Any:
+            return (self.run(each) for each in (size, size))
+
+        async def later(self, size: int, note: Any = None) -> Any:
+            async def made() -> Any:
+                yield self.run(size)
+
+            return made()
+
+    requests = RequestRecorder()
+    requests.watch(Returns, ["plain", "later"], model_id=str)
+    answer = Returns().plain(3)
+    assert inspect.isgenerator(answer)
+    assert list(answer) == [6, 6]
+
+    async def serving() -> list[int]:
+        answer = await Returns().later(4)
+        assert inspect.isasyncgen(answer)
+        return await collected(answer)
+
+    assert asyncio.run(serving()) == [8]
+    assert targets(requests) == {"plain": 1, "later": 1}
+
+
+def test_a_handler_knows_that_its_client_is_gone():
+    """Serve throws an error into the generator, so that the handler can clean up."""
+    seen: list[str] = []
+
+    class Cleans(Owner):
+        async def parts_later(self, size: int) -> Any:
+            try:
+                yield self.run(size)
+                yield self.run(size)
+            except asyncio.CancelledError:
+                seen.append("gone")
+                raise
+
+    requests = RequestRecorder()
+    requests.watch(Cleans, ["parts_later"], model_id=str)
+
+    async def serving() -> None:
+        stream = Cleans().parts_later(3)
+        await anext(stream)
+        with pytest.raises(asyncio.CancelledError):
+            await stream.athrow(asyncio.CancelledError())
+
+    asyncio.run(serving())
+    assert seen == ["gone"]
+    assert requests.requests() == []
+
+
+# What is no request -------------------------------------------------------------------------------
+
+
+class Requests:
+    """The requests of Serve, each in a context of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        context = SimpleNamespace(_deployment_config=DeploymentConfig())
+        monkeypatch.setattr(serve, "get_replica_context", lambda: context)
+        for name in ("Histogram", "Gauge", "Counter"):
+            monkeypatch.setattr(batching, name, mock.MagicMock())
+
+    async def ask(self, call: Any, *args: Any) -> Any:
+        made = serve_context._RequestContext(request_id="r", _internal_request_id="r")
+
+        async def asked() -> Any:
+            serve_context._serve_request_context.set(made)
+            return await call(*args)
+
+        return await asyncio.create_task(asked())
+
+
+def watched_in_serve(kind: Any, *names: str) -> RequestRecorder:
+    requests = RequestRecorder()
+    requests.watch(kind, names, model_id=str, answered=ray_serve.answered_requests)
+    assert SESSION.recorder is not None
+    SESSION.recorder.others = requests.others
+    return requests
+
+
+@pytest.mark.parametrize("began", ["in a request", "before"])
+def test_each_request_of_a_batch_reaches_the_code_of_the_batch(monkeypatch, began: str):
+    """The task of the batches has the context in which the first one came, maybe a replay's."""
+
+    class Batching(Owner):
+        @serve.batch(max_batch_size=2, batch_wait_timeout_s=0.01)
+        async def many(self, sizes: list[int]) -> list[int]:
+            return [self.sum(max(sizes)) for _ in sizes]
+
+        def sum(self, size: int) -> int:
+            return self.run(size)
+
+        async def ask(self, size: int) -> int:
+            return int(await self.many(size))
+
+    serving = Requests(monkeypatch)
+    kind: Any = Batching
+
+    async def run() -> RequestRecorder:
+        owner = kind()
+        if began == "before":
+            await owner.ask(9)
+        requests = watched_in_serve(kind, "ask", "sum", "many")
+        for size in (3, 4, 5, 6):
+            assert await serving.ask(owner.ask, size) == 2 * size
+        both = await asyncio.gather(serving.ask(owner.ask, 7), serving.ask(owner.ask, 2))
+        assert both == [14, 14]
+        queue = kind.many._get_max_batch_size.__self__.queue
+        queue._handle_batch_task = None  # or its `__del__` makes an event loop
+        return requests
+
+    requests = asyncio.run(run())
+    found = [(each["arguments"]["args"], each["calls"]) for each in requests.requests()]
+    assert found[:4] == [([3], 1), ([4], 1), ([5], 1), ([6], 1)]
+    assert [calls for _, calls in found[4:]] == [2]
+    assert set(targets(requests)) == {"ask"}
+    assert vars(requests)["_open"] == {}
+
+
+def test_a_helper_after_the_answer_is_no_request(monkeypatch):
+    """A response may have a task that Serve runs after it."""
+
+    class After(Owner):
+        async def ask(self, size: int) -> Any:
+            self.run(size)
+            return lambda: self.helper(size + 1)
+
+        def helper(self, size: int) -> int:
+            return self.run(size)
+
+    serving = Requests(monkeypatch)
+    kind: Any = After
+    requests = watched_in_serve(kind, "ask", "helper")
+
+    async def ask_and_run(size: int) -> int:
+        return int((await kind.ask(owner, size))())
+
+    owner = kind()
+    assert asyncio.run(serving.ask(ask_and_run, 3)) == 8
+    assert targets(requests) == {"ask": 1}
+
+
+def test_a_replay_is_no_request(monkeypatch):
+    """An update of a READY replica replays its inputs, in a context without a request."""
+    kind: Any = type("Replayed", (App,), {})
+    requests = watched_in_serve(kind, "plain", "__call__")
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    async def send(_: Any) -> None: ...
+
+    assert kind().plain(3) == 6
+    asyncio.run(kind()(scope("/shop/a"), receive, send))
+    assert (requests.requests(), requests.not_recorded()) == ([], {})
+    asyncio.run(Requests(monkeypatch).ask(kind(), scope("/shop/a"), receive, send))
+    assert targets(requests) == {"POST /a": 1}
+
+
+def test_helpers_in_a_thread_or_a_websocket_are_no_requests(monkeypatch):
+    class Helping(Owner):
+        async def ask(self, size: int) -> int:
+            loop = asyncio.get_running_loop()
+            return int(await loop.run_in_executor(None, self.helper, size))
+
+        def helper(self, size: int) -> int:
+            return self.run(size)
+
+    class Socket(Helping):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            self.helper(3)
+            await asyncio.create_task(self.ask(3))
+
+    serving = Requests(monkeypatch)
+    for kind, call in ((Helping, "ask"), (Socket, "__call__")):
+        names = {"ask", "helper", call}
+        requests = watched_in_serve(kind, *names)
+        args = (3,) if call == "ask" else (scope("/shop/ws", kind="websocket"), None, None)
+        asyncio.run(serving.ask(getattr(kind(), call), *args))
+        assert requests.requests() == []
+        assert reasons(requests) == ({STRAY: 1} if kind is Helping else {})
+
+
+def test_calls_in_a_queue_of_the_application_give_a_reason(monkeypatch):
+    """A queue may have the context of the first request, which is answered."""
+
+    class Queued(Owner):
+        queue: asyncio.Queue[Any] | None = None
+
+        async def ask(self, size: int) -> int:
+            if self.queue is None:
+                self.queue = asyncio.Queue()
+                self.task = asyncio.create_task(self.work(self.queue))
+            answer = asyncio.get_running_loop().create_future()
+            await self.queue.put((size, answer))
+            return int(await answer)
+
+        async def work(self, queue: asyncio.Queue[Any]) -> None:
+            while True:
+                size, answer = await queue.get()
+                answer.set_result(self.run(size))
+
+    kind: Any = Queued
+    requests = watched_in_serve(kind, "ask")
+    serving, owner = Requests(monkeypatch), kind()
+
+    async def run() -> list[int]:
+        return [await serving.ask(owner.ask, size) for size in (3, 4, 5)]
+
+    assert asyncio.run(run()) == [6, 8, 10]
+    assert targets(requests) == {"ask": 1}
+    assert reasons(requests) == {STRAY: 2}
+
+
+def test_an_idle_recorder_gives_the_same_again_and_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(call_files, "PERIOD_S", 3600.0)
+    names = {"application": "app", "deployment": "Owner", "code": "c", "days": 7.0}
+    files = call_files.CallFiles(tmp_path, **names)
+    owner, requests = watched(lambda _, given: {**given, "kwargs": {"note": random.random()}})
+    owner.plain(3)
+
+    def recorded() -> dict[str, Any]:
+        return {
+            "calls": [],
+            "models": [],
+            "requests": requests.requests(),
+            "not_recorded": requests.not_recorded(),
+        }
+
+    with mock.patch.object(files, "write", wraps=files.write) as write:
+        writer = call_files.CallWriter(files, "r1", recorded, new=threading.Event())
+        for _ in range(5):
+            writer.write()
+        assert write.call_count == 1
+        owner.plain(4)
+        writer.write()
+        assert write.call_count == 2
+
+
+# Never in the way ---------------------------------------------------------------------------------
+
+
+class Broken:
+    """Fails at whatever is asked of it."""
+
+    def _fail(self, *_: Any) -> Any:
+        raise RuntimeError("broken")
+
+    __len__ = __iter__ = __eq__ = __bool__ = __repr__ = __str__ = __reduce__ = _fail  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+    __class__ = property(_fail)  # type: ignore[assignment]
+
+
+class BrokenList(list[Any]):
+    __len__ = __iter__ = __eq__ = Broken._fail  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+
+class BrokenText(str):
+    __slots__ = ()
+    __len__ = __iter__ = startswith = Broken._fail  # type: ignore[assignment]
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+cyclic: dict[str, Any] = {}
+cyclic["again"] = [cyclic]
+
+ODD: dict[str, Any] = {
+    "huge number": 10**5000,
+    "huge number as key": {10**5000: 1},
+    "deep": nested(2000),
+    "cyclic": cyclic,
+    "broken": Broken(),
+    "broken in a list": [Broken()],
+    "broken key": {BrokenText("a"): 1},
+    "broken list": BrokenList(),
+    "broken text": BrokenText("a"),
+    "text that is no text": "\ud800",
+    "not finite": float("inf"),
+    "complex": 1j,
+    "object array": np.array([object()]),
+    "read-only array": np.frombuffer(b"12345678", dtype="int64"),
+    "backwards array": np.arange(5)[::-1],
+    "sparse": torch.eye(3).to_sparse(),
+    "meta": torch.empty(3, device="meta"),
+    "complex tensor": torch.ones(2, dtype=torch.complex64).conj(),
+    "half array": np.ones(2, dtype=np.float16),
+    "bfloat16": torch.ones(2, dtype=torch.bfloat16),
+    "empty": torch.empty(0, 3),
+    "number tensor": torch.tensor(3),
+    "generator": (each for each in ()),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("scrub", [None, kept], ids=["", "scrub"])
+def test_a_request_with_any_argument_is_answered(name: str, scrub: Any):
+    owner, requests = watched(scrub)
+    assert owner.plain(3, ODD[name]) == 6
+    assert asyncio.run(owner.later(4, note=[ODD[name]])) == 8
+    assert len(requests.requests()) + sum(reasons(requests).values()) == 2
+
+
+def test_a_request_with_any_answer_is_answered():
+    class Odd(Owner):
+        def plain(self, size: int, note: Any = None) -> Any:
+            self.run(size)
+            return note
+
+    requests = RequestRecorder()
+    requests.watch(Odd, ["plain"], model_id=str)
+    for name, value in ODD.items():
+        assert Odd().plain(3, value) is value or name == "generator"
+
+
+@pytest.mark.parametrize("wrong", ["model_id", "answered"])
+def test_an_odd_serve_breaks_no_request(wrong: str):
+    def fail() -> Any:
+        raise RuntimeError("another release of Ray")
+
+    given: Any = {"model_id": str, wrong: fail}
+    kind: Any = type("App", (App,), {})
+    requests = RequestRecorder()
+    requests.watch(kind, [*NAMES, "__call__"], **given)
+    assert kind().plain(3) == 6
+    assert asyncio.run(kind().later(4)) == 8
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    async def send(_: Any) -> None: ...
+
+    asyncio.run(kind()(scope("/shop/a"), receive, send))
+    assert requests.requests() == []
+
+
+@pytest.mark.parametrize("note", [torch.ones(MOST_BYTES), np.ones(MOST_BYTES)], ids=["t", "a"])
+def test_a_large_tensor_is_not_copied(note: Any):
+    owner, requests = watched()
+    with (
+        mock.patch.object(torch, "from_numpy", side_effect=AssertionError),
+        mock.patch.object(torch.Tensor, "clone", side_effect=AssertionError),
+    ):
+        owner.plain(3, note)
+    assert reasons(requests) == {TOO_LARGE: 1}
+
+
+def test_a_large_body_is_not_copied():
+    """Serve passes a body in one message."""
+
+    class Large(bytes):
+        """Says how long it is, and nothing else."""
+
+        def __radd__(self, _: Any) -> Any:
+            raise AssertionError
+
+    _, requests = asked(scope("/shop/a", content_length="70000"), Large(b"x" * 70_000))
+    assert reasons(requests) == {"the body of a request is larger than 64 KiB": 1}

@@ -47,7 +47,7 @@ def test_ten_thousand_kinds_over_ten_minutes_need_no_more_memory():
     SESSION.counts.add(counts)
     recorder.begin()
     owner: Any = Owner(recorder, counts)
-    requests.watch(owner, ["ask"], model_id=str)
+    requests.watch(Owner, ["ask"], model_id=str)
     sizes: list[int] = []
     calls, until_s = 0, time.monotonic()
     while len(sizes) < MINUTES:

@@ -142,6 +142,8 @@ class CallRecorder(Protocol):
 
     new: threading.Event
     """Set at each new kind of call."""
+    others: set[int] | None
+    """Gets the kinds of calls outside the contexts of requests, if requests are recorded."""
 
     def begin(self) -> None:
         """Count calls from now on, and forget those so far."""

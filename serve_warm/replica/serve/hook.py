@@ -292,7 +292,10 @@ class ServeReplica(ServeCalls):
             type(self.owner),
             list_targets(type(self.owner)),
             model_id=lambda: ray_serve.current_request().multiplexed_model_id,
+            answered=ray_serve.answered_requests,
         )
+        if SESSION.recorder is not None:
+            SESSION.recorder.others = self._requests.others
 
     def _call_files(self) -> CallFiles:
         from serve_warm.learn.call_files import CallFiles
@@ -311,9 +314,12 @@ class ServeReplica(ServeCalls):
         recorder = SESSION.recorder
         if recorder is None:
             return {"calls": [], "requests": [], "not_recorded": {}, "models": []}
-        requests = [] if self._requests is None else self._requests.requests()
+        found = {**recorder.to_json(), "requests": []}
+        if self._requests is not None:
+            found["requests"] = self._requests.requests()
+            found["not_recorded"].update(self._requests.not_recorded())
         models = list(ray_serve.loaded_models(self.owner))
-        return fitting({**recorder.to_json(), "requests": requests, "models": models})
+        return fitting({**found, "models": models})
 
     def _check_when_idle(self, checks: Checks | None, loop: asyncio.AbstractEventLoop) -> None:
         if checks is not None:
