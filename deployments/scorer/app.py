@@ -3,6 +3,7 @@
 import torch
 from ray import serve
 from starlette.requests import Request
+from starlette.responses import PlainTextResponse
 
 import serve_warm
 
@@ -24,7 +25,10 @@ class Scorer(serve_warm.WarmupMixin):
 
     async def __call__(self, request: Request):
         rows = await request.json()
-        sizes = self.buckets.fit(batch=len(rows), length=max(map(len, rows)))
+        try:
+            sizes = self.buckets.fit(batch=len(rows), length=max(map(len, rows), default=0))
+        except serve_warm.errors.InputError as error:  # too many rows, or too long ones
+            return PlainTextResponse(error.message, status_code=400)
         ids = torch.zeros(sizes["batch"], sizes["length"], dtype=torch.int64)
         for index, row in enumerate(rows):
             ids[index, : len(row)] = torch.tensor(row)

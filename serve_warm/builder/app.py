@@ -22,7 +22,8 @@ from serve_warm._records import record
 from serve_warm._regular_files import explain_pipe, read_regular
 from serve_warm.artifact.manifest import Place
 from serve_warm.config import WarmupConfig, environment, resolve
-from serve_warm.errors import ConfigError
+from serve_warm.errors import ConfigError, StoreError
+from serve_warm.stores import open_store
 from serve_warm.trust.files import load_trust
 
 if TYPE_CHECKING:
@@ -222,6 +223,14 @@ class Application:
             hint="give the store's address, or set user_config.warmup.artifact, from which "
             "replicas read",
         )
+
+    def reads(self, deployment: str, store: str) -> bool:
+        """Return whether the replicas of a deployment read this store, as far as is known here."""
+        try:
+            own = self.store([deployment], environment())
+            return open_store(own).uri == open_store(store).uri
+        except (ConfigError, StoreError):
+            return False
 
     def place(
         self, deployment: str, environ: Mapping[str, str], *, application: str | None = None

@@ -22,6 +22,9 @@ from serve_warm.replica.replay.routes import find_routes
 from serve_warm.replica.serve.calls import max_batch_size, suggest_target
 from serve_warm.replica.serve.loop_blocks import MOST_FAILED, longest_block_s
 
+LEARNS = "it declares no inputs, so they come from a plan of its traffic"
+"""A note about a wrapped application, which is no news to somebody who has the plan."""
+
 
 def check_inputs(application: Application, name: str, *, longest_s: float = 0.0) -> CheckFindings:
     """Return the problems with declared inputs, as far as the source of the class shows them.
@@ -42,7 +45,7 @@ def check_inputs(application: Application, name: str, *, longest_s: float = 0.0)
     if cls.warmup_inputs is None:  # of an application that is wrapped
         found = Problem(
             where=name,
-            what="it declares no inputs, so they come from a plan of its traffic",
+            what=LEARNS,
             fix="serve-warm plan -o plan.yaml, and serve-warm build --plan plan.yaml",
         )
         return CheckFindings(notes=(found,))

@@ -175,7 +175,14 @@ def build(
         chosen = [deployment] if deployment in imported.warming else list(imported.warming)
         store = imported.store(chosen, environment())
         click.echo(screen.show_line(f"store: {store}"), err=True)
-    _check_first(imported, deployment, store, application=application, unsigned=unsigned)
+    _check_first(
+        imported,
+        deployment,
+        store,
+        application=application,
+        unsigned=unsigned,
+        has_plan=plan_file is not None,
+    )
     names = list(imported.warming) if every else [deployment]
     apps = [imported.app(name, application=application) for name in names]
     plan = None if plan_file is None else read_plan(plan_file)
@@ -210,7 +217,7 @@ def build(
         screen.data(data if every else data[0], json_file)
         return
     for each, built in zip(apps, results, strict=True):
-        _show_result(each, built, unsigned=unsigned)
+        _show_result(each, built, unsigned=unsigned, is_own=imported.reads(each.deployment, store))
 
 
 def _refuse_undeclared(imported: Application, deployment: str | None) -> None:
@@ -279,12 +286,12 @@ def _build_each(
     return results
 
 
-def _show_result(app: App, built: Built | NothingToBuild, *, unsigned: bool) -> None:
+def _show_result(app: App, built: Built | NothingToBuild, *, unsigned: bool, is_own: bool) -> None:
     if built.published == "nothing":
         click.echo(f"{app.deployment} compiles nothing and needs no artifact, so none is published")
         _show_warnings(built.warnings)
     else:
-        _show_built(built, unsigned=unsigned)
+        _show_built(built, unsigned=unsigned, is_own=is_own)
 
 
 def _check_first(
@@ -294,6 +301,7 @@ def _check_first(
     *,
     application: str | None,
     unsigned: bool,
+    has_plan: bool,
 ) -> None:
     """Raise ConfigError if `check` finds problems in the application; print the warnings.
 
@@ -302,6 +310,7 @@ def _check_first(
     store, and prints no warning.
     """
     from serve_warm.builder import check
+    from serve_warm.builder.check_inputs import LEARNS
 
     environ = environment()
     checked = check.check_application(imported, deployment=deployment, environ=environ)
@@ -321,7 +330,8 @@ def _check_first(
     for name in () if unsigned else names:
         stores = check.compare_stores(imported, name, store, environ=environ)
         warnings += [*stores.problems, *stores.warnings]
-    for label, some in (("warning", warnings), ("note", checked.notes)):
+    notes = [each for each in checked.notes if not (has_plan and each.what == LEARNS)]
+    for label, some in (("warning", warnings), ("note", notes)):
         for line in check.to_lines(some, label=label):
             _say(line)
     check.ask_store(store, imported.place(names[0], environ, application=application))
@@ -334,7 +344,25 @@ def _show_narrow(cold: Mapping[str, Any]) -> None:
         click.echo(f"  not varied  {screen.show_line(what)}")
 
 
-def _show_built(built: Built, *, unsigned: bool) -> None:
+def _show_use(built: Built, *, is_own: bool) -> None:
+    """Say what makes replicas load an artifact."""
+    portable = built.portable_libraries is not None
+    cpu_setting = ", cpu: portable" if portable else ""
+    if is_own and not portable:
+        click.echo("replicas read this store: from their next start on, they are warm")
+    else:
+        click.echo(f"use it: user_config: {{warmup: {{artifact: {built.store}{cpu_setting}}}}}")
+    if portable:
+        click.echo("only replicas that also set `cpu: portable` can load this artifact")
+    if built.trust:
+        click.echo(
+            "other users and machines trust this artifact if /etc/serve_warm/trust.toml contains:"
+        )
+    for line in built.trust.splitlines():
+        click.echo(f"  {line}")
+
+
+def _show_built(built: Built, *, unsigned: bool, is_own: bool) -> None:
     cold, warm = built.cold, built.round_trip
     cold_s = _own_seconds(cold)
     share = _own_seconds(warm) / cold_s
@@ -374,16 +402,7 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
         quoted = map(shlex.quote, (built.application, built.deployment))
         click.echo("    --application {} --deployment {}".format(*quoted))
         return
-    cpu_setting = ", cpu: portable" if portable else ""
-    click.echo(f"use it: user_config: {{warmup: {{artifact: {built.store}{cpu_setting}}}}}")
-    if portable:
-        click.echo("only replicas that also set `cpu: portable` can load this artifact")
-    if built.trust:
-        click.echo(
-            "other users and machines trust this artifact if /etc/serve_warm/trust.toml contains:"
-        )
-    for line in built.trust.splitlines():
-        click.echo(f"  {line}")
+    _show_use(built, is_own=is_own)
 
 
 def _show_plan(planned: Mapping[str, Any] | None, replayed: Mapping[str, Any] | None) -> None:

@@ -502,7 +502,11 @@ def test_which_stores_are_this_users_own(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_unsigned_build_does_not_supersede(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """`serve-warm sign` accepts only one unsigned artifact in a folder."""
     asked, built = list[Any](), object()
-    application = SimpleNamespace(warming={"Head": WarmupMixin}, app=lambda *_, **__: None)
+    application = SimpleNamespace(
+        warming={"Head": WarmupMixin},
+        app=lambda *_, **__: SimpleNamespace(deployment="Head"),
+        reads=lambda *_: False,
+    )
     monkeypatch.setattr(starts, "_import_to_build", lambda _: application)
     monkeypatch.setattr(starts, "_check_first", lambda *_, **__: None)
     monkeypatch.setattr(starts, "_build_each", lambda _, to, **__: asked.append(to) or [built])

@@ -41,10 +41,20 @@ def built(cold: dict[str, Any], warm: dict[str, Any]) -> Built:
     return Built(**what, **size, **rest, warnings=warnings, cold=cold, round_trip=warm)
 
 
-def shown(capsys: pytest.CaptureFixture[str], *made: Built) -> str:
+def shown(capsys: pytest.CaptureFixture[str], *made: Built, is_own: bool = False) -> str:
     for each in made:
-        starts._show_built(each, unsigned=False)
+        starts._show_built(each, unsigned=False, is_own=is_own)
     return capsys.readouterr().out
+
+
+def test_a_build_says_what_is_left_to_do(capsys: pytest.CaptureFixture[str]):
+    """Nothing, if it has published where the replicas read."""
+    made = built(report(to_proof_s=9.0), report(to_proof_s=1.0))
+    setting = "use it: user_config: {warmup: {artifact: file:///srv/artifacts}}"
+    assert setting in shown(capsys, made)
+    own = shown(capsys, made, is_own=True)
+    assert "use it" not in own
+    assert "replicas read this store: from their next start on, they are warm" in own
 
 
 def test_a_build_prints_each_warning_of_its_replicas_once(capsys: pytest.CaptureFixture[str]):

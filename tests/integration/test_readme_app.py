@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The README's own application: built, started from its artifact, and sent a thousand requests."""
+"""The first guide's own application: built, started from its artifact, sent a thousand requests."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from serve_warm.trust.files import load_trust
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 README = Path(__file__).parent.parent.parent / "README.md"
+FIRST = README.parent / "docs" / "guides" / "first-artifact.md"
 WITHOUT_SERVE = README.parent / "docs" / "guides" / "without-serve.md"
 CLIENTS = 8
 REQUESTS = 1000
@@ -36,9 +37,9 @@ REQUESTS = 1000
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the README's files under the names in the README."""
+    """Return a folder with the guide's files under the names in the guide."""
     folder = tmp_path_factory.mktemp("readme")
-    shown = readme_files.diffs(README.read_text())
+    shown = readme_files.diffs(FIRST.read_text())
     assert list(shown) == ["app.py", "serve.yaml"]
     for name, diff in shown.items():
         (folder / name).write_text(readme_files.after(diff))
@@ -95,7 +96,7 @@ def test_nothing_compiles_in_a_thousand_mixed_requests(app, on, built):
 
 @pytest.mark.long
 def test_the_artifact_serves_a_process_without_serve(folder, built):
-    """The program of the guide, beside the README's files: a full hit, proven, and an answer."""
+    """The program of the guide, beside the guide's files: a full hit, proven, and an answer."""
     [program] = re.findall(r"```python\n(.*?)```", WITHOUT_SERVE.read_text(), re.DOTALL)
     program = program.replace('"./artifacts"', repr(built.store))
 
@@ -134,11 +135,18 @@ def test_bench_compares_ways_to_start(app, on, built, mode, verdict):
 
 @pytest.mark.long
 def test_a_replica_without_an_artifact_serves_without_compiling(app, on, built, tmp_path):
-    """As the README's YAML says: nobody waits for the compiler, and what ran is counted."""
+    """As the guide's YAML says: nobody waits for the compiler, and what ran is counted."""
     with on.running(app, {"artifact": tmp_path.as_uri()}) as started:
         answer = requests.post(started.url, json=[[1, 2, 3]], timeout=400)
         report = started.report()
+        refused = [
+            requests.post(started.url, json=rows, timeout=400) for rows in ([[1] * 65], [[1]] * 9)
+        ]
+        empty = requests.post(started.url, json=[], timeout=400)
     assert answer.status_code == 200
+    assert [each.status_code for each in refused] == [400, 400]
+    assert "length=65 is larger than the largest bucket" in refused[0].text
+    assert (empty.status_code, empty.json()) == (200, [])
     assert (report["verdict"], report["uncompiled"]) == ("eager", True)
     assert [each["reason"] for each in report["eager_calls"]] == ["no_artifact"]
     assert report["warmup"]["compiles"] == report["after_ready"]["compiles"] == 0
