@@ -17,8 +17,25 @@ from serve_warm.config import environment
 from serve_warm.errors import ServeWarmError
 
 
+def _print_schema(context: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
+        from serve_warm.cli.editing import serve_schema
+
+        screen.data(serve_schema(), Path("-"))
+        context.exit()
+
+
 @click.command(epilog=APP_HELP)
 @click.argument("app")
+@click.option(
+    "--schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Print the JSON Schema of a Serve config with the settings of serve_warm, and exit. "
+    "Editors complete and check the file with it.",
+)
 @click.option(
     "--store",
     help="The store that serve-warm build will publish to. The command reports a problem if the "
