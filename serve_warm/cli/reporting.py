@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ import click
 
 from serve_warm import node
 from serve_warm._records import record
+from serve_warm._redaction import first_line
 from serve_warm._spans import Span, describe
 from serve_warm.cli import screen
 from serve_warm.cli.observed import finite, list_of, text_of
+from serve_warm.cli.pruning import duration
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import MissingPackage, StoreError
 from serve_warm.report import LEVELS, EagerCalls, EagerReason, LearnedCalls, describe_eager
@@ -34,6 +38,8 @@ class ReportedStart:
     stage: str
     ended: bool
     """Whether the replica's process has ended."""
+    age_s: float | None
+    """Seconds since the start began; None if unknown, as for replicas of another node."""
     verdict: str
     traced: str
     levels: Mapping[str, int]
@@ -51,8 +57,13 @@ class ReportedStart:
     eager: Sequence[str]
     """Lines about the most frequent eager calls, with the inputs to declare."""
 
-    def lines(self) -> list[str]:
-        """Return the lines that a terminal shows."""
+    @property
+    def name(self) -> str:
+        """`application#Deployment`."""
+        return f"{self.application}#{self.deployment}"
+
+    def lines(self, *, is_whole: bool) -> list[str]:
+        """Return the lines that a terminal shows: one for an ended replica, unless `is_whole`."""
         name = f"{self.application}#{self.deployment} {self.replica}"
         gone = ", and its process has ended" if self.ended else ""
         kinds = ", ".join(f"{self.levels[k]} at level {k}" for k in self.levels if self.levels[k])
@@ -71,6 +82,9 @@ class ReportedStart:
         said += [f"warning: {text}" for text in self.warnings]
         said += [f"error: {self.error}"] if self.error else []
         first = f"{name}: {self.stage or 'no stage'}{describe(self.spans)}{gone}"
+        if self.ended and not is_whole:
+            why = first_line(self.error or self.reason)
+            return [node.shown(f"{first}{f': {why}' if why else ''}")]
         rest = [f"  {node.shown(line)}" for text in said for line in text.splitlines() if line]
         return [node.shown(first), *rest]
 
@@ -82,11 +96,37 @@ class ReportedStart:
     help="Address of a running Ray cluster, or 'auto' to find one. The command then reads the "
     "reports of the cluster's replicas.",
 )
+@click.option("--app", "application", default="", help="Show only this application.")
+@click.option(
+    "--deployment",
+    "deployments",
+    multiple=True,
+    metavar="NAME",
+    help="Show only this deployment, named [APP#]NAME; repeatable.",
+)
+@click.option(
+    "--last", type=click.IntRange(1), help="Show only this many starts of each deployment."
+)
+@click.option(
+    "--since", type=duration, help="Show only starts that began within this time, for example 2h."
+)
+@click.option("--all", "is_whole", is_flag=True, help="Show all lines of ended replicas too.")
 @screen.json_option
-def report(*, state_dir: str, address: str | None, json_file: Path | None) -> None:
+def report(
+    *,
+    state_dir: str,
+    address: str | None,
+    application: str,
+    deployments: tuple[str, ...],
+    last: int | None,
+    since: float | None,
+    is_whole: bool,
+    json_file: Path | None,
+) -> None:
     """Show the duration of each phase of every start, and the levels at which calls run.
 
-    The output includes replicas on this node that have ended, as long as their state files exist.
+    Running replicas come first. Replicas on this node that have ended have one line each, as long
+    as their state files exist.
     """
     if state_dir and address:
         raise click.UsageError("pass --state-dir or --address, not both")
@@ -95,11 +135,41 @@ def report(*, state_dir: str, address: str | None, json_file: Path | None) -> No
     else:
         configured = resolve(WarmupConfig()).state_dir
         starts = of_node(state_dir or configured or node.default_directory())
+    there = sorted({f"{each.application}#{each.deployment}" for each in starts})
+    starts = choose(starts, application, deployments, last=last, since_s=since)
+    if not starts:
+        raise StoreError("no start is as asked for", hint=f"there are starts of {', '.join(there)}")
     for start in starts:
-        for line in start.lines():
+        for line in start.lines(is_whole=is_whole):
             click.echo(line)
     if json_file is not None:
         screen.data({"starts": [as_data(start) for start in starts]}, json_file)
+
+
+def choose(
+    starts: Sequence[ReportedStart],
+    application: str = "",
+    deployments: Collection[str] = (),
+    *,
+    last: int | None = None,
+    since_s: float | None = None,
+) -> list[ReportedStart]:
+    """Return the starts to show: running replicas first, and then the latest ones first."""
+    kept = [
+        each
+        for each in starts
+        if application in ("", each.application)
+        and (not deployments or {each.deployment, each.name} & {*deployments})
+        and (since_s is None or (each.age_s is not None and each.age_s <= since_s))
+    ]
+    kept.sort(key=lambda each: (each.ended, each.name, each.age_s or 0.0, each.replica))
+    counts = Counter[str]()
+    chosen = []
+    for each in kept:
+        counts[each.name] += 1
+        if last is None or counts[each.name] <= last:
+            chosen.append(each)
+    return chosen
 
 
 def of_node(directory: str) -> list[ReportedStart]:
@@ -108,6 +178,7 @@ def of_node(directory: str) -> list[ReportedStart]:
     Raises:
         StoreError: the directory contains no records of starts, or cannot be read.
     """
+    now = node.boot_s()
     try:
         replicas = node.look(directory)
     except OSError as error:
@@ -116,7 +187,12 @@ def of_node(directory: str) -> list[ReportedStart]:
             hint="run as the user that runs the replicas, or pass --state-dir",
         ) from error
     starts = [
-        _start(replica.names, replica.state, ended=replica.condition == "dead")
+        _start(
+            replica.names,
+            replica.state,
+            ended=replica.condition == "dead",
+            age_s=now - replica.began_s if math.isfinite(replica.began_s) else None,
+        )
         for replica in replicas
         if replica.state is not None
     ]
@@ -125,7 +201,7 @@ def of_node(directory: str) -> list[ReportedStart]:
             f"no replica has written to {directory}",
             hint="run as the user that runs the replicas, or pass --state-dir or --address",
         )
-    return sorted(starts, key=lambda s: (s.application, s.deployment, s.replica))
+    return starts
 
 
 def of_cluster(address: str) -> list[ReportedStart]:
@@ -153,7 +229,11 @@ def of_cluster(address: str) -> list[ReportedStart]:
 
 
 def _start(
-    names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool = False
+    names: tuple[str, str, str],
+    said: Mapping[str, Any],
+    *,
+    ended: bool = False,
+    age_s: float | None = None,
 ) -> ReportedStart:
     """Return the `ReportedStart` that a state file or a report describes.
 
@@ -169,6 +249,7 @@ def _start(
         replica=names[2],
         stage=text_of(said.get("stage")),
         ended=ended,
+        age_s=age_s,
         verdict=text_of(said.get("verdict")),
         # Before READY it is unknown how much is left to compile.
         traced=text_of(said.get("traced")) if said.get("stage") == "READY" else "",

@@ -102,9 +102,41 @@ def test_what_came_of_a_seat_is_told(tmp_path: Path):
     assert of_report.seat == use.text()
 
 
+def test_the_starts_of_a_person_s_question_are_chosen(tmp_path: Path):
+    """Running ones first, and then those that began last."""
+    names = {"application": "shop", "deployment": "Ranker"}
+    ended = [StateFile(tmp_path, **names, replica=f"gone{n}", began_s=10.0 * n) for n in (1, 2, 3)]
+    for each in ended:
+        each.write(FACTS)
+        each.close()
+    running = StateFile(tmp_path, **names, replica="runs")
+    other = StateFile(tmp_path, application="shop", deployment="Other", replica="o")
+    for each in (running, other):
+        each.write(FACTS)
+
+    def shown(*options: str) -> list[str]:
+        lines = run("--state-dir", str(tmp_path), *options).splitlines()
+        return [line.split(":")[0].split()[1] for line in lines if line.startswith("shop#")]
+
+    assert shown() == ["o", "runs", "gone3", "gone2", "gone1"]
+    assert shown("--last", "2") == ["o", "runs", "gone3"]
+    assert shown("--deployment", "Other") == shown("--deployment", "shop#Other") == ["o"]
+    assert shown("--since", "1min", "--app", "shop") == ["o", "runs"]
+    missing = CliRunner().invoke(
+        cli.serve_warm, ["report", "--state-dir", str(tmp_path), "--app", "none"]
+    )
+    assert isinstance(missing.exception, StoreError)
+    assert missing.exception.hint == "there are starts of shop#Other, shop#Ranker"
+    for each in (running, other):
+        each.close()
+
+
 def test_a_replica_that_has_ended_is_told_too(replicas: Path):
-    """An ended replica is shown with its error, because nobody can ask it any more."""
-    lines = run("--state-dir", str(replicas)).splitlines()
+    """An ended replica has its error in its line, because nobody can ask it any more."""
+    last = run("--state-dir", str(replicas)).splitlines()[-1]
+    assert last.startswith("shop#Ranker b: FAILED 5.5 s after")
+    assert last.endswith("and its process has ended: no memory")
+    lines = run("--state-dir", str(replicas), "--all").splitlines()
     first = next(line for line in lines if line.startswith("shop#Ranker b"))
     assert first.startswith("shop#Ranker b: FAILED 5.5 s after")
     assert first.endswith("and its process has ended")
