@@ -10,6 +10,8 @@ import errno
 import http.client
 import http.server
 import json
+import os
+import pty
 import py_compile
 import re
 import resource
@@ -192,6 +194,19 @@ def test_a_probe_is_yes_when_all_is_well(probe, replica, health):
     ended = probe("--raylet", raylet.url, "--proxy", proxy.url)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert (raylet.asked, proxy.asked) == (1, 1)
+
+
+def test_a_person_at_a_terminal_gets_a_line(replica, directory, health):
+    """Kubernetes gets none: it looks at the exit code only."""
+    replica()
+    raylet = health()
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "serve_warm.cli", "probe", "--state-dir", str(directory)]
+    ended = subprocess.run(
+        [*command, "--raylet", raylet.url, "--proxy", "none"], stdout=theirs, check=False
+    )
+    os.close(theirs)
+    assert (ended.returncode, os.read(ours, 1000)) == (0, b"ready: warm, raylet; 1 replicas\r\n")
 
 
 def test_a_probe_says_each_reason_in_a_line(probe, replica, directory, health):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,9 @@ def probe(
             click.echo(line)
         for line in flaws:
             click.echo(line)
+        if readiness.ready and not (verbose or flaws) and sys.stdout.isatty():
+            alive = sum(each.condition != "dead" for each in readiness.replicas)
+            click.echo(f"ready: {', '.join(readiness.checks)}; {alive} replicas")
     if not readiness.ready or flaws:
         context.exit(FAILED)
 
