@@ -566,6 +566,7 @@ SLICES = {
     },
     "artifact.statements": {"name[:100]"},  # of an object, which the name makes
     "builder.portable": {"found[:SHOWN]"},  # instructions
+    "cli.explaining": {"more[:SHOWN_LINES]"},  # whole lines
     "learn.call_files": {"hashlib.sha256(names.encode()).hexdigest()[:32]"},
     "node_server.ledger": {"dead[:max(0, len(dead) - REMEMBERED)]"},  # records
     "private_apis.sources": {"hashlib.sha256(text.encode()).hexdigest()[:SIZE]"},

@@ -96,7 +96,6 @@ def test_equal_names_are_told_apart():
 
 WRONG = {
     "gone": call(4, of="app.Gone"),
-    "other number": call(4, number=1),
     "raises": RecordedCall(
         callable="compiled.double",
         structure="t0, t0, 1",
@@ -114,6 +113,13 @@ def test_a_call_that_cannot_be_made_fails_no_start(name: str):
     assert left_out.left_out
     assert "left out, because it cannot be repeated" in left_out.note
     assert any("1 of 2 inputs are not proven warm" in each for each in report.degraded)
+
+
+def test_a_number_of_an_older_callable_means_the_last_one():
+    """Where the plan was made, an update may have compiled the model again."""
+    report = warm_up(Wrapped(), plan=plan(call(4), call(8, number=1))).report()
+    assert (report.stage, report.covered.proven) == (Stage.READY, 2)
+    assert report.degraded == ()
 
 
 @pytest.mark.parametrize("name", WRONG)
