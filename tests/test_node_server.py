@@ -206,7 +206,7 @@ def test_a_person_at_a_terminal_gets_a_line(replica, directory, health):
         [*command, "--raylet", raylet.url, "--proxy", "none"], stdout=theirs, check=False
     )
     os.close(theirs)
-    assert (ended.returncode, os.read(ours, 1000)) == (0, b"ready: warm, raylet; 1 replicas\r\n")
+    assert (ended.returncode, os.read(ours, 1000)) == (0, b"ready: warm, raylet; replicas: 1\r\n")
 
 
 def test_a_probe_says_each_reason_in_a_line(probe, replica, directory, health):

@@ -18,7 +18,7 @@ from serve_warm._records import record
 from serve_warm._redaction import first_line, redact
 from serve_warm.artifact import choose, pull
 from serve_warm.cli import FAILED, screen
-from serve_warm.cli.observed import finite, list_of, of_replica, text_of
+from serve_warm.cli.observed import finite, is_asked_for, list_of, of_replica, text_of
 from serve_warm.config import WarmupConfig, environment, resolve
 from serve_warm.errors import ServeWarmError
 from serve_warm.fingerprint import Fingerprint
@@ -92,14 +92,8 @@ class Explained:
 
 @click.command()
 @screen.state_dir_option
-@click.option("--app", "application", default="", help="Explain only this application.")
-@click.option(
-    "--deployment",
-    "deployments",
-    multiple=True,
-    metavar="NAME",
-    help="Explain only this deployment, named [APP#]NAME; repeatable.",
-)
+@screen.app_option
+@screen.deployments_option
 @click.option(
     "--dashboard",
     metavar="URL",
@@ -132,7 +126,10 @@ def why(
     asked = dashboard or environment().get("RAY_API_SERVER_ADDRESS") or DASHBOARD
     served, trouble = ({}, "") if dashboard == "none" else ask_serve(asked)
     found = explain(replicas, served)
-    kept = [each for each in found if _is_meant(each.name, application, deployments)]
+    kept = []
+    for each in found:
+        of, _, name = each.name.partition("#")
+        kept += [each] if is_asked_for(of, name, application, deployments) else []
     if json_file is not None:
         screen.data([dataclasses.asdict(each) for each in kept], json_file)
     else:
@@ -148,13 +145,6 @@ def why(
         click.echo(node.shown(trouble), err=True)
     if not kept or not all(each.is_warm for each in kept):
         click.get_current_context().exit(FAILED)
-
-
-def _is_meant(name: str, application: str, deployments: Sequence[str]) -> bool:
-    of, _, deployment = name.partition("#")
-    if application and of != application:
-        return False
-    return not deployments or bool({name, deployment} & {*deployments})
 
 
 def lines_of(explained: Explained) -> list[str]:
@@ -230,13 +220,15 @@ def _without_replica(served: Mapping[str, Any]) -> dict[tuple[str, str], Finding
         if not isinstance(about, dict):
             continue
         for name, deployment in _pairs(about, "deployments"):
-            states = [text_of(each.get("state")) for each in list_of(deployment.get("replicas"))]
-            if "RUNNING" in states or "STARTING" in states:
-                continue
+            replicas = [each for each in list_of(deployment.get("replicas")) if type(each) is dict]
+            states = {text_of(each.get("state")) for each in replicas}
             status, message = text_of(deployment.get("status")), text_of(deployment.get("message"))
-            message = message or text_of(about.get("message"))
-            found[app, name] = _of_serve(status, message, is_placed=bool(states))
-        if not found and text_of(about.get("status")) == "DEPLOY_FAILED":
+            # A healthy deployment without replicas has been scaled down to none.
+            if status == "HEALTHY" or states & {"RUNNING", "STARTING"}:
+                continue
+            found[app, name] = _of_serve(status, message or text_of(about.get("message")))
+        is_told = any(of == app for of, _ in found)
+        if not is_told and text_of(about.get("status")) == "DEPLOY_FAILED":
             found[app, ""] = _of_serve("DEPLOY_FAILED", text_of(about.get("message")))
     return found
 
@@ -247,14 +239,13 @@ def _pairs(about: Any, key: str) -> list[tuple[str, Mapping[str, Any]]]:
     return [(str(name), each) for name, each in pairs if isinstance(each, dict)]
 
 
-def _of_serve(status: str, message: str, *, is_placed: bool = True) -> Finding:
+def _of_serve(status: str, message: str) -> Finding:
     said = redact(message).strip()
     if "DEPLOY_FAILED" in status or status == "UNHEALTHY":
         last = said.splitlines()[-1] if said else f"Serve says {status}"
         return Finding(answer="failed", said=last, then="serve status")
-    if "resource" in said.lower() or not is_placed:
-        what = first_line(said) or f"Serve says {status}, and has placed no replica"
-        return Finding(answer="waiting for a resource", said=what, then="ray status")
+    if "resource" in said.lower():
+        return Finding(answer="waiting for a resource", said=first_line(said), then="ray status")
     return Finding(
         answer="not started", said=first_line(said) or f"Serve says {status}", then="serve status"
     )
@@ -378,7 +369,7 @@ def _fits_now(state: Mapping[str, Any], store: str) -> str:
                 open_existing_store(store),
                 fingerprint=Fingerprint.from_json(written),
                 trust=load_trust(),
-                application=text_of(state.get("application_key")) or None,
+                application=text_of(state.get("artifacts_of")) or None,
                 deployment=text_of(state.get("deployment")) or None,
             )
         return next((each.statement for each in considered if each.accepted), "")

@@ -8,7 +8,7 @@ If a state file does not have a fact, the field is None or empty, never a guess.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -127,7 +127,16 @@ class Look:
 
 
 def _is_of(name: str, replica: Observed) -> bool:
-    return name in (replica.deployment, f"{replica.application}#{replica.deployment}")
+    return is_asked_for(replica.application, replica.deployment, "", (name,))
+
+
+def is_asked_for(of: str, name: str, application: str, deployments: Collection[str]) -> bool:
+    """Return whether the options `--app` and `--deployment` choose the deployment `name` of `of`.
+
+    Without a value, an option chooses all.
+    """
+    is_named = not deployments or bool({name, f"{of}#{name}"} & {*deployments})
+    return application in ("", of) and is_named
 
 
 def of_directory(directory: str) -> Look:

@@ -60,7 +60,7 @@ def probe(
             click.echo(line)
         if readiness.ready and not (verbose or flaws) and sys.stdout.isatty():
             alive = sum(each.condition != "dead" for each in readiness.replicas)
-            click.echo(f"ready: {', '.join(readiness.checks)}; {alive} replicas")
+            click.echo(f"ready: {', '.join(readiness.checks)}; replicas: {alive}")
     if not readiness.ready or flaws:
         context.exit(FAILED)
 

@@ -20,7 +20,7 @@ from serve_warm._records import record
 from serve_warm._redaction import first_line
 from serve_warm._spans import Span, describe
 from serve_warm.cli import screen
-from serve_warm.cli.observed import finite, list_of, text_of
+from serve_warm.cli.observed import finite, is_asked_for, list_of, text_of
 from serve_warm.cli.pruning import duration
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import MissingPackage, StoreError
@@ -96,14 +96,8 @@ class ReportedStart:
     help="Address of a running Ray cluster, or 'auto' to find one. The command then reads the "
     "reports of the cluster's replicas.",
 )
-@click.option("--app", "application", default="", help="Show only this application.")
-@click.option(
-    "--deployment",
-    "deployments",
-    multiple=True,
-    metavar="NAME",
-    help="Show only this deployment, named [APP#]NAME; repeatable.",
-)
+@screen.app_option
+@screen.deployments_option
 @click.option(
     "--last", type=click.IntRange(1), help="Show only this many starts of each deployment."
 )
@@ -158,8 +152,7 @@ def choose(
     kept = [
         each
         for each in starts
-        if application in ("", each.application)
-        and (not deployments or {each.deployment, each.name} & {*deployments})
+        if is_asked_for(each.application, each.deployment, application, deployments)
         and (since_s is None or (each.age_s is not None and each.age_s <= since_s))
     ]
     kept.sort(key=lambda each: (each.ended, each.name, each.age_s or 0.0, each.replica))

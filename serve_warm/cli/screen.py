@@ -163,6 +163,18 @@ def end_with_refusals(refused: Sequence[ArtifactRefused]) -> None:
         click.get_current_context().exit(NO)
 
 
+app_option = click.option(
+    "--app", "application", default="", help="Show only this application of Serve."
+)
+deployments_option = click.option(
+    "--deployment",
+    "deployments",
+    multiple=True,
+    metavar="NAME",
+    help="Show only this deployment, named [APP#]NAME; repeatable.",
+)
+
+
 if TYPE_CHECKING:
     _PathType = click.ParamType[Path]
 else:

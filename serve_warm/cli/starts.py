@@ -349,7 +349,7 @@ def _show_use(built: Built, *, is_own: bool) -> None:
     portable = built.portable_libraries is not None
     cpu_setting = ", cpu: portable" if portable else ""
     if is_own and not portable:
-        click.echo("replicas read this store: from their next start on, they are warm")
+        click.echo("replicas read this store, so their next start finds the artifact")
     else:
         click.echo(f"use it: user_config: {{warmup: {{artifact: {built.store}{cpu_setting}}}}}")
     if portable:

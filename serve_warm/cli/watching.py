@@ -26,14 +26,8 @@ all known replicas."""
 
 @click.command()
 @screen.state_dir_option
-@click.option("--app", "application", default="", help="Show only this application.")
-@click.option(
-    "--deployment",
-    "deployments",
-    multiple=True,
-    metavar="NAME",
-    help="Show only this deployment, named [APP#]NAME; repeatable.",
-)
+@screen.app_option
+@screen.deployments_option
 @click.option(
     "--all", "which", flag_value="all", default="now", help="Also show replicas that have ended."
 )

@@ -134,7 +134,10 @@ class CallFiles:
 
     def _own(self) -> Iterator[tuple[Path, Recorded]]:
         """Yield the files of this deployment that are not too old, latest first."""
-        for file in sorted(self._files(), key=lambda each: each.age_s):
+        files: list[_File] = []
+        with suppress(OSError):  # a folder that cannot be read has nothing for a plan
+            files = sorted(self._files(), key=lambda each: each.age_s)
+        for file in files:
             found = None if file.is_unfinished or file.is_old else self._read(file.path)
             wanted = {"format": FORMAT, **self._names}
             if found is not None and wanted.items() <= found.items():

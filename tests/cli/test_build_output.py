@@ -54,7 +54,7 @@ def test_a_build_says_what_is_left_to_do(capsys: pytest.CaptureFixture[str]):
     assert setting in shown(capsys, made)
     own = shown(capsys, made, is_own=True)
     assert "use it" not in own
-    assert "replicas read this store: from their next start on, they are warm" in own
+    assert "replicas read this store, so their next start finds the artifact" in own
 
 
 def test_a_build_prints_each_warning_of_its_replicas_once(capsys: pytest.CaptureFixture[str]):

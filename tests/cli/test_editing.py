@@ -14,6 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from serve_warm import cli
+from serve_warm.app import OWN_ARGUMENTS
 from serve_warm.cli.editing import serve_schema
 from serve_warm.config import Seats, WarmupConfig, resolve
 from serve_warm.errors import ConfigError
@@ -90,6 +91,11 @@ def test_an_unknown_key_is_refused_and_those_of_serve_are_not():
 @pytest.mark.parametrize("file", sorted(ROOT.glob("deployments/*/*.yaml")), ids=str)
 def test_the_examples_are_valid(file: Path):
     jsonschema.validate(yaml.safe_load(file.read_text()), SCHEMA)
+
+
+def test_the_arguments_of_wrap_are_those_that_it_takes():
+    args = SCHEMA["properties"]["applications"]["items"]["then"]["properties"]["args"]
+    assert args["properties"].keys() == {*OWN_ARGUMENTS, *WarmupConfig.model_fields}
 
 
 def test_each_setting_is_described():

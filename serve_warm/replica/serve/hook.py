@@ -158,7 +158,9 @@ class ServeReplica(ServeCalls):
         _log_through_serve()
         # Write the state before `__init__` runs, so that the node shows this replica as not ready.
         # `__init__` may take minutes.
-        self._shown = ShownState(self._known, self._config, self.report)
+        self._shown = ShownState(
+            self._known, self._config, self.report, artifacts_of=lambda: self.place.application
+        )
         if not self._config.enabled:
             return
         self._caches.begin()

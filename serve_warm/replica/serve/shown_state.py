@@ -24,9 +24,18 @@ STATE_PERIOD_S = 0.2
 class ShownState:
     """The visible state of a replica: state file, metrics, and the last time the event loop ran."""
 
-    def __init__(self, known: Report, config: WarmupConfig, report: Callable[[], Report]) -> None:
+    def __init__(
+        self,
+        known: Report,
+        config: WarmupConfig,
+        report: Callable[[], Report],
+        *,
+        artifacts_of: Callable[[], str],
+    ) -> None:
         self._known = known
         self._report = report
+        self._artifacts_of = artifacts_of
+        """Returns the name of the application that artifacts are kept for."""
         self._last_told: tuple[tuple[Stage, Verdict | None], float]
         self._last_told = ((Stage.PENDING, None), 0.0)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -94,7 +103,11 @@ class ShownState:
 
     def _facts(self) -> dict[str, Any]:
         """Return the current facts for the state file; runs on the thread that writes the file."""
-        return {**facts_of(self._report()), "loop_boot_s": self._loop_last_ran_s()}
+        return {
+            **facts_of(self._report()),
+            "artifacts_of": self._artifacts_of(),
+            "loop_boot_s": self._loop_last_ran_s(),
+        }
 
 
 def facts_of(report: Report) -> dict[str, Any]:
