@@ -77,9 +77,12 @@ def store(cluster, on) -> str:
 
 
 @pytest.fixture(scope="module")
-def without_compiler(cluster, store) -> Any:
+def without_compiler(cluster, store, tmp_path_factory) -> Any:
     """A replica whose PATH leads nowhere, with whatever the artifact has."""
-    warmup = {"artifact": store, "on_unproven": "fail"}
+    # Its own state folder: where others have recorded calls, a replica removes their old files
+    # after READY, and imports what does that.
+    states = str(tmp_path_factory.mktemp("states"))
+    warmup = {"artifact": store, "on_unproven": "fail", "state_dir": states}
     bound = WithoutCompiler.options(user_config={"warmup": warmup}).bind()
     started = cluster.start({"without-compiler": bound})
     (app,) = started.values()
