@@ -163,6 +163,11 @@ class Application:
     """Whether the application names no serve_warm, so that `serve_warm.app:wrap` runs it."""
 
     @property
+    def is_from_file(self) -> bool:
+        """Whether the application comes from a Serve YAML."""
+        return _is_yaml(self.target)
+
+    @property
     def runtime_env(self) -> Mapping[str, Any]:
         """The application's runtime environment, from the YAML."""
         return self.config.get("runtime_env") or {}
@@ -340,7 +345,7 @@ def read_document(target: str) -> dict[str, Any]:
         ConfigError: the target is neither a YAML nor `module:app`, or the YAML cannot be read or
             has no applications.
     """
-    if target.endswith((".yaml", ".yml")):
+    if _is_yaml(target):
         return _read_yaml(target)
     if ":" in target:
         return {"applications": [{"import_path": target}]}
@@ -348,6 +353,10 @@ def read_document(target: str) -> dict[str, Any]:
         f"{target!r} must be a Serve YAML file or have the form module:app",
         hint="for example serve.yaml, or deployments.text_embedder.app:embedder",
     )
+
+
+def _is_yaml(target: str) -> bool:
+    return target.endswith((".yaml", ".yml"))
 
 
 def _read_yaml(target: str) -> dict[str, Any]:

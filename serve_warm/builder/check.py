@@ -9,15 +9,9 @@ replica's machine, or cannot be proven from the source. No check runs an `__init
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from typing import Any
 
-from serve_warm._daemon_threads import begin
-from serve_warm._store_address import folder_of, is_relative
-from serve_warm.artifact.manifest import Place
-from serve_warm.artifact.statements import STATEMENTS, statement_keys
 from serve_warm.builder.app import (
     Application,
     find_schema_problems,
@@ -25,13 +19,10 @@ from serve_warm.builder.app import (
     read_document,
 )
 from serve_warm.builder.check_inputs import check_inputs
+from serve_warm.builder.check_store import check_store
 from serve_warm.builder.problems import CheckFindings, Problem
-from serve_warm.errors import ConfigError, StoreError, did_you_mean, nearest
+from serve_warm.errors import ConfigError, did_you_mean, nearest
 from serve_warm.replica.serve.loop_blocks import MOST_FAILED
-from serve_warm.stores import find_missing_folder, open_store
-
-STORE_LIMIT_S = 10.0
-"""Maximum seconds for a store to answer. A store that does not answer in time is a problem."""
 
 
 def check(
@@ -171,7 +162,8 @@ def _check_names(application: Application, deployment: str | None) -> CheckFindi
                 or f"deployments with WarmupMixin: {', '.join(warming)}",
             )
         )
-    return CheckFindings(problems=tuple(problems), warnings=tuple(_unread_settings(application)))
+    checked = CheckFindings(problems=tuple(problems), warnings=tuple(_unread_settings(application)))
+    return checked + _unread_keys(application)
 
 
 def _unread_settings(application: Application) -> Iterator[Problem]:
@@ -184,133 +176,33 @@ def _unread_settings(application: Application) -> Iterator[Problem]:
                 fix="add WarmupMixin to the bases of the class, or ignore this warning if your own "
                 "code reads the key",
             )
-    for name in application.warming:
+
+
+def _unread_keys(application: Application) -> CheckFindings:
+    """Return the keys of `user_config` beside `warmup` that nothing reads, or may not.
+
+    A class with a `reconfigure` of its own may read any key. Without one, the start fails.
+    """
+    checked = CheckFindings()
+    for name, cls in application.warming.items():
         user_config = application.option(name, "user_config")
         keys = [str(key) for key in user_config] if isinstance(user_config, Mapping) else []
-        for key in keys if "warmup" not in keys else ():
-            if nearest(key, ["warmup"], likeness=0.8):
-                yield Problem(
-                    where=f"{name}: user_config.{key}",
-                    what="serve_warm reads only settings under the key `warmup`, which is missing",
-                    fix="did you mean 'warmup'?",
-                )
-
-
-# Stores -----------------------------------------------------------------------------------------
-
-
-def check_store(
-    application: Application, deployment: str, store: str | None, *, environ: Mapping[str, str]
-) -> CheckFindings:
-    """Return the findings about a deployment's store, which is also compared with `store`."""
-    checked = compare_stores(application, deployment, store, environ=environ)
-    uri = _artifact(application, deployment, environ)
-    if uri is None:
-        return checked
-    where = f"{deployment}: artifact {uri}"
-    try:
-        place = application.place(deployment, environ)
-        found = ask_store(uri, place)
-    except (ConfigError, StoreError) as error:
-        fix = error.hint or "check the address, the network and the credentials"
-        return checked + CheckFindings(
-            problems=(Problem(where=where, what=error.message, fix=fix),)
-        )
-    if found:
-        return checked
-    missing = find_missing_folder(open_store(uri), holding=STATEMENTS)
-    if missing is not None and missing.near:  # `build` creates other missing folders
-        return checked + CheckFindings(
-            problems=(Problem(where=where, what=str(missing), fix=missing.near),)
-        )
-    empty = Problem(
-        where=where,
-        what=f"the store has no artifact for {place}, so the replicas of this "
-        "deployment compile at each start",
-        fix=f"serve-warm build {application.target} --store {uri}",
-    )
-    return checked + CheckFindings(warnings=(empty,))
-
-
-def compare_stores(
-    application: Application, deployment: str, store: str | None, *, environ: Mapping[str, str]
-) -> CheckFindings:
-    """Return a problem if replicas do not read `store`, the store that `build` publishes to.
-
-    Also return a warning if the address is a relative path. The store is not contacted.
-    """
-    uri = _artifact(application, deployment, environ)
-    if uri is None:
-        return CheckFindings()
-    where = f"{deployment}: artifact {uri}"
-    checked = CheckFindings()
-    if store is not None and not _is_same_store(uri, store):
-        found = Problem(
-            where=where,
-            what=f"--store is {_address(store)}, but the replicas read from {_address(uri)}",
-            fix=f"set artifact: {_address(store)}, or pass --store {uri}",
-        )
-        checked += CheckFindings(problems=(found,))
-    if is_relative(uri):
-        in_copy = "working_dir" in application.runtime_env_of(deployment)
-        place = "Ray's copy of working_dir" if in_copy else "the replica's working directory"
-        found = Problem(
-            where=where,
-            what=f"the path is relative: for this command, it means {_address(uri)}, but on a "
-            f"cluster it means a path in {place}",
-            fix="use an absolute path that every node has, such as file:///srv/artifacts, or a "
-            "bucket; `serve run` on one machine needs no change",
-        )
-        checked += CheckFindings(warnings=(found,))
+        for key in keys:
+            question = did_you_mean(key, ["warmup"])
+            where = f"{name}: user_config.{key}"
+            if key == "warmup":
+                continue
+            if not hasattr(cls, "reconfigure"):
+                fix = question or f"remove the key, or define reconfigure in {cls.__name__}"
+                what = "the class has no reconfigure method, so a start with this key fails"
+                checked += CheckFindings(problems=(Problem(where=where, what=what, fix=fix),))
+            elif question and "warmup" not in keys and nearest(key, ["warmup"], likeness=0.8):
+                what = "serve_warm reads only settings under the key `warmup`, which is missing"
+                checked += CheckFindings(warnings=(Problem(where=where, what=what, fix=question),))
     return checked
 
 
-def _artifact(application: Application, deployment: str, environ: Mapping[str, str]) -> str | None:
-    try:
-        settings = application.settings(deployment, environ)
-    except ConfigError:
-        return None  # another check reports the error
-    return settings.artifact if settings.enabled else None
-
-
-def _address(uri: str) -> str:
-    """Return a store's address with the full path, or `uri` unchanged if it is not an address."""
-    try:
-        return open_store(uri).uri
-    except (ConfigError, StoreError):
-        return uri
-
-
-def _is_same_store(uri: str, other: str) -> bool:
-    found, wanted = _address(uri).rstrip("/"), _address(other).rstrip("/")
-    folder, other_folder = folder_of(found), folder_of(wanted)
-    if folder is None or other_folder is None:
-        return found == wanted
-    return os.path.realpath(folder) == os.path.realpath(other_folder)
-
-
-def ask_store(uri: str, place: Place) -> list[str]:
-    """Return the keys of the statements that a store has for a deployment of an application.
-
-    Raises:
-        ConfigError: `uri` is not the address of a store.
-        StoreError: the store cannot be read, or did not answer in time.
-    """
-    store = open_store(uri)
-    missing = find_missing_folder(store)
-    if missing is not None and missing.is_file:
-        raise StoreError(f"{missing}, but a store must be a folder", hint="use a folder")
-    # In a daemon thread, because a store that never answers must not keep the process alive.
-    asking = begin(
-        lambda: statement_keys(store, application=place.application, deployment=place.deployment),
-        name="serve_warm-check",
-    )
-    if not wait([asking], timeout=STORE_LIMIT_S).done:
-        raise StoreError(
-            f"{store.uri} did not answer within {STORE_LIMIT_S:.0f} s",
-            hint="check the address, the network and the credentials",
-        )
-    return asking.result()
+# Output -----------------------------------------------------------------------------------------
 
 
 def to_json(checked: CheckFindings, *, seconds: float) -> dict[str, Any]:

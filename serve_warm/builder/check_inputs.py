@@ -62,10 +62,13 @@ def check_inputs(application: Application, name: str, *, longest_s: float = 0.0)
     warnings = list(_check_batches(cls, name, most))
     all_declared = read_declared(cls)
     notes = list(_note_single(all_declared, name))
+    if any(declared.target is None for declared in all_declared):
+        warnings += _check_handlers(cls, name)
     for declared in all_declared:
         where = f"{name}.warmup_inputs, line {declared.line}"
         problems += _check_keywords(declared, where)
         problems += _check_target(cls, declared, where)
+        problems += _check_arguments(cls, declared, where)
         warnings += _check_thread(cls, declared, where)
         warnings += _check_watchdog(cls, declared, where, longest_s)
         notes += _note_constants(cls, declared, where)
@@ -157,6 +160,31 @@ def _check_keywords(declared: DeclaredInput, where: str) -> Iterator[Problem]:
             )
 
 
+def _check_arguments(cls: type, declared: DeclaredInput, where: str) -> Iterator[Problem]:
+    """Yield a problem if a method does not take the arguments that the source shows."""
+    method = inspect.getattr_static(cls, declared.target or "", None)
+    if isinstance(method, (staticmethod, classmethod)):
+        return
+    if not isinstance(method, types.FunctionType) or declared.arguments is None:
+        return
+    count, names = declared.arguments
+    try:
+        signature = inspect.signature(method)
+        if not declared.is_partial:
+            signature.bind(None, *[None] * count, **dict.fromkeys(names))
+        else:
+            signature.bind_partial(None, *[None] * count, **dict.fromkeys(names))
+    except TypeError as error:
+        known = list(signature.parameters)[1:]
+        wrong = next((name for name in names if name not in known), "")
+        shown = str(signature.replace(parameters=list(signature.parameters.values())[1:]))
+        yield Problem(
+            where=where,
+            what=f"{declared.target!r} cannot be called with these arguments: {error}",
+            fix=did_you_mean(wrong, known) or f"its arguments: {shown}",
+        )
+
+
 def _find_handler(cls: type, declared: DeclaredInput) -> types.FunctionType | None:
     """Return the method that an input calls, unless it calls the model on a thread of its own."""
     is_http = HTTP_TARGET.fullmatch(declared.target or "") is not None
@@ -171,15 +199,42 @@ def _find_handler(cls: type, declared: DeclaredInput) -> types.FunctionType | No
 def _check_thread(cls: type, declared: DeclaredInput, where: str) -> Iterator[Problem]:
     """Yield a problem for a sync target, because Serve runs each request in a new thread."""
     called = _find_handler(cls, declared)
-    if called is None or runs_on_loop(called):
-        return
-    yield Problem(
+    if called is not None and not runs_on_loop(called):
+        yield _of_sync_method(called, where)
+
+
+def _of_sync_method(called: types.FunctionType, where: str) -> Problem:
+    return Problem(
         where=where,
         what=f"{called.__name__!r} is a sync method: Serve runs each request of a sync handler in "
         "a new thread, and concurrent calls can make a compiled model compile again",
         fix="make the handler async, or call the model with `await self.on_model_thread(...)`; "
         "ignore this warning if an async handler calls the method",
     )
+
+
+OF_SERVE = frozenset({"check_health", "reconfigure", "warmup_inputs", "record_routing_stats"})
+"""Public methods that Serve and serve_warm call, and no request."""
+
+
+def _check_handlers(cls: type, name: str) -> Iterator[Problem]:
+    """Yield the problems with sync methods that requests may call, if targets are not known.
+
+    A method that another method of the class calls is no handler, as far as the source shows.
+    """
+    parsed = _parse(cls)
+    nodes = ast.walk(parsed[0]) if parsed is not None else ()
+    called = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    for found, method in vars(cls).items():
+        is_public = found == "__call__" or not found.startswith("_")
+        if (
+            not isinstance(method, types.FunctionType)
+            or not is_public
+            or found in OF_SERVE | called
+        ):
+            continue
+        if not runs_on_loop(method) and "on_model_thread" not in method.__code__.co_names:
+            yield _of_sync_method(method, name)
 
 
 def _check_watchdog(
@@ -267,6 +322,11 @@ class DeclaredInput:
     """The called function: `Input` or `shape_grid`."""
     is_repeated: bool
     """Whether a loop or a comprehension makes the call."""
+    arguments: tuple[int, tuple[str, ...]] | None
+    """The number of positional arguments and the names of the others, with which the target is
+    called. None if the source does not show them."""
+    is_partial: bool
+    """Whether there may be more arguments than `arguments`."""
     line: int
     """The line number of the call in its file."""
 
@@ -286,7 +346,7 @@ def read_declared(cls: type) -> list[DeclaredInput]:
     if not isinstance(function, types.FunctionType) or parsed is None:
         return []
     tree, first_line = parsed
-    scope = _Scope(cls, function)
+    scope = _Scope(cls, function, tree)
     loops = [node for node in ast.walk(tree) if isinstance(node, LOOPS)]
     repeated = {id(node) for loop in loops for node in ast.walk(loop)}
     return [
@@ -298,6 +358,38 @@ def read_declared(cls: type) -> list[DeclaredInput]:
 
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp)
+
+
+def _read_loops(tree: ast.Module) -> dict[str, list[ast.expr]]:
+    """Return the values of each variable that only loops over a written tuple or list set."""
+    values: dict[str, list[ast.expr]] = {}
+    unclear: set[str] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+            continue
+        for name, found in _pairs(node.target, node.iter):
+            if found is None:
+                unclear.add(name)
+            else:
+                values.setdefault(name, []).extend(found)
+    return {name: found for name, found in values.items() if name not in unclear}
+
+
+def _pairs(target: ast.expr, iterated: ast.expr) -> Iterator[tuple[str, list[ast.expr] | None]]:
+    """Yield each variable of a loop with its values, or with None if they are not written there."""
+    rows = iterated.elts if isinstance(iterated, (ast.Tuple, ast.List, ast.Set)) else None
+    if isinstance(target, ast.Name):
+        yield target.id, rows
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        for number, each in enumerate(target.elts):
+            columns = [
+                row.elts[number]
+                for row in rows or ()
+                if isinstance(row, (ast.Tuple, ast.List)) and len(row.elts) == len(target.elts)
+            ]
+            if isinstance(each, ast.Name):
+                is_whole = rows is not None and len(columns) == len(rows)
+                yield each.id, columns if is_whole else None
 
 
 def returns_nothing(cls: type) -> str:
@@ -341,14 +433,44 @@ def _declared_by(
         concurrency = found if isinstance(found, int) else None
     else:
         return
-    yield DeclaredInput(
-        target=scope.target(given.get("target")),
-        concurrency=concurrency,
-        keywords=tuple(keyword.arg for keyword in node.keywords if keyword.arg),
-        made_by="shape_grid" if called is shape_grid else "Input",
-        is_repeated=is_repeated,
-        line=first_line + node.lineno - 1,
-    )
+    arguments, is_partial = _arguments_of(given, is_grid=called is shape_grid)
+    for target in scope.targets(given.get("target")):
+        yield DeclaredInput(
+            target=target,
+            concurrency=concurrency,
+            keywords=tuple(keyword.arg for keyword in node.keywords if keyword.arg),
+            made_by="shape_grid" if called is shape_grid else "Input",
+            is_repeated=is_repeated,
+            arguments=arguments,
+            is_partial=is_partial,
+            line=first_line + node.lineno - 1,
+        )
+
+
+def _arguments_of(
+    given: Mapping[str, ast.expr], *, is_grid: bool
+) -> tuple[tuple[int, tuple[str, ...]] | None, bool]:
+    """Return the arguments of the target as the source shows them, and whether it may hide some."""
+    positional, named = given.get("args"), given.get("fields" if is_grid else "kwargs")
+    if is_grid and (named is None or "make" in given):
+        return None, True  # made while the code runs
+    is_partial = False
+    count = 0
+    if isinstance(positional, (ast.Tuple, ast.List)):
+        is_partial = any(isinstance(each, ast.Starred) for each in positional.elts)
+        count = sum(not isinstance(each, ast.Starred) for each in positional.elts)
+    elif positional is not None:
+        is_partial = True
+    names: list[str] = []
+    if isinstance(named, ast.Dict):
+        for key in named.keys:
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                names.append(key.value)
+            else:
+                is_partial = True
+    elif named is not None:
+        is_partial = True
+    return (count, tuple(names)), is_partial
 
 
 def _largest(given: Mapping[str, ast.expr], scope: _Scope) -> int | None:
@@ -371,8 +493,9 @@ def _maybe(node: ast.expr | None, scope: _Scope) -> Any:
 class _Scope:
     """Evaluates expressions in a method if they depend only on the class and the module."""
 
-    def __init__(self, cls: type, function: types.FunctionType) -> None:
+    def __init__(self, cls: type, function: types.FunctionType, tree: ast.Module) -> None:
         self._cls = cls
+        self._looped = _read_loops(tree)
         arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
         self._self = arguments[0] if arguments else ""
         self._locals = set(function.__code__.co_varnames)
@@ -399,8 +522,16 @@ class _Scope:
                 return getattr(owner, node.attr)
         raise _Unknown
 
-    def target(self, node: ast.expr | None) -> str | None:
-        """Return the target of an input: `embed` for `self.embed`, and a string unchanged."""
+    def targets(self, node: ast.expr | None) -> list[str | None]:
+        """Return the targets that an input may have: several if a loop names them.
+
+        The target is `embed` for `self.embed`, and a string unchanged. It is None if the source
+        does not show it.
+        """
+        found = self._looped.get(node.id) if isinstance(node, ast.Name) else None
+        return [self._target(each) for each in ([node] if found is None else found)]
+
+    def _target(self, node: ast.expr | None) -> str | None:
         if (
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)

@@ -28,8 +28,9 @@ class CheckFindings:
     """What serve_warm did without being asked, and how to choose something else."""
 
     def __add__(self, other: CheckFindings) -> CheckFindings:
+        """Return the findings of both, each once: deployments may share a store."""
         return CheckFindings(
-            problems=(*self.problems, *other.problems),
-            warnings=(*self.warnings, *other.warnings),
-            notes=(*self.notes, *other.notes),
+            problems=tuple(dict.fromkeys((*self.problems, *other.problems))),
+            warnings=tuple(dict.fromkeys((*self.warnings, *other.warnings))),
+            notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
         )

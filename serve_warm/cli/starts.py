@@ -309,8 +309,9 @@ def _check_first(
     publish to a store that replicas do not read. A build with --unsigned always publishes to such a
     store, and prints no warning.
     """
-    from serve_warm.builder import check
+    from serve_warm.builder import check, check_store
     from serve_warm.builder.check_inputs import LEARNS
+    from serve_warm.builder.problems import CheckFindings
 
     environ = environment()
     checked = check.check_application(imported, deployment=deployment, environ=environ)
@@ -325,16 +326,16 @@ def _check_first(
             ),
             hint="\n".join(dict.fromkeys(each.fix for each in found)),
         )
-    warnings = list(checked.warnings)
     names = list(imported.warming) if deployment is None else [deployment]
+    stores = CheckFindings()
     for name in () if unsigned else names:
-        stores = check.compare_stores(imported, name, store, environ=environ)
-        warnings += [*stores.problems, *stores.warnings]
+        stores += check_store.compare_stores(imported, name, store, environ=environ)
+    warnings = [*checked.warnings, *stores.problems, *stores.warnings]
     notes = [each for each in checked.notes if not (has_plan and each.what == LEARNS)]
     for label, some in (("warning", warnings), ("note", notes)):
         for line in check.to_lines(some, label=label):
             _say(line)
-    check.ask_store(store, imported.place(names[0], environ, application=application))
+    check_store.ask_store(store, imported.place(names[0], environ, application=application))
 
 
 def _show_narrow(cold: Mapping[str, Any]) -> None:

@@ -20,9 +20,10 @@ import yaml
 from ray.serve._private import constants
 
 from processes import run_to_end
-from serve_warm.builder import check as checking
+from serve_warm.builder import check_store
 from serve_warm.builder.app import load_application
-from serve_warm.builder.check import check, compare_stores
+from serve_warm.builder.check import check
+from serve_warm.builder.check_store import compare_stores
 from serve_warm.builder.problems import CheckFindings
 from serve_warm.replica.serve.loop_blocks import MOST_FAILED
 
@@ -33,7 +34,7 @@ from ray import serve
 from starlette.requests import Request
 
 import serve_warm
-from serve_warm import Buckets, Input, WarmupMixin, shape_grid
+from serve_warm import Buckets, Field, Input, WarmupMixin, shape_grid
 
 api = FastAPI()
 """
@@ -180,18 +181,34 @@ def test_a_setting_that_a_replica_would_refuse_is_a_problem(written, options, wh
 
 def test_settings_that_nothing_reads_are_a_warning(written):
     """A section of a class without the mixin, or of another name, may be the class's own."""
+    own = GOOD.replace(
+        "async def __call__", "def reconfigure(self, config): ...\n    async def __call__"
+    )
     source = GOOD + (
         "\n@serve.deployment\nclass Router:\n    def __init__(self, scorer): ...\n"
         "app = Router.bind(Scorer.bind())\n"
     )
     section = warmup(artifact="./artifacts")
     without_mixin = found(written(source, name="Router", user_config=section))
-    misspelt = found(written(user_config={"warm_up": section["warmup"]}))
+    misspelt = found(written(own, user_config={"warm_up": section["warmup"]}))
     assert without_mixin.problems == misspelt.problems == ()
     assert [each.where for each in without_mixin.warnings] == ["Router: user_config.warmup"]
     (warning,) = misspelt.warnings
     assert warning.where == "Scorer: user_config.warm_up"
     assert warning.fix == "did you mean 'warmup'?"
+
+
+def test_a_key_that_no_reconfigure_reads_is_a_problem(written):
+    """Serve refuses it at the start; with the class's own `reconfigure` it may have a meaning."""
+    own = GOOD.replace(
+        "async def __call__", "def reconfigure(self, config): ...\n    async def __call__"
+    )
+    for key, fix in (("warmpu", "did you mean 'warmup'?"), ("limit", "remove the key, or define")):
+        section = {key: {"artifact": "./artifacts"}}
+        where, what, found_fix = one_problem(written(user_config=section))
+        assert (where, fix in found_fix) == (f"Scorer: user_config.{key}", True)
+        assert "has no reconfigure method" in what
+        assert found(written(own, user_config=section)).problems == ()
 
 
 def test_an_application_that_cannot_warm_up_is_a_problem(written):
@@ -226,11 +243,64 @@ class Scorer(WarmupMixin):
     def warmup_inputs(self):
         return {inputs}
 
-    async def score(self, ids):
+    async def score(self, ids=None):
         return torch.compile(ids)
 
 app = Scorer.bind()
 """
+
+
+EXACT = "async def exact(self, ids): ..."
+
+
+@pytest.mark.parametrize(
+    ("inputs", "what", "fix"),
+    [
+        ("[Input(target='exact', args=(1, 2))]", "too many positional arguments", "(ids)"),
+        ("[Input(target='exact')]", "missing a required argument: 'ids'", "(ids)"),
+        (
+            "[Input(target=self.exact, kwargs={'idz': 1})]",
+            "cannot be called with these arguments: missing a required argument: 'ids'",
+            "did you mean 'ids'?",
+        ),
+        (
+            "shape_grid('exact', self.buckets, fields={'idz': Field(axes=('batch',))})",
+            "missing a required argument: 'ids'",
+            "did you mean 'ids'?",
+        ),
+        ("[Input(target=t) for t in ('score', 'exac')]", "no method 'exac'", "'exact'"),
+        ("[Input(target=t) for _, t in ((1, 'exac'), (2, 'exac'))]", "no method 'exac'", "'exact'"),
+    ],
+    ids=["many", "few", "name", "field", "loop", "pairs"],
+)
+def test_arguments_that_the_target_does_not_take_are_a_problem(written, inputs, what, fix):
+    problem = found(written(with_inputs(inputs, more=EXACT))).problems[0]
+    assert what in problem.what
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        "[Input(target='exact', args=(*[1],))]",
+        "[Input(target='exact', kwargs={**{'ids': 1}}, fixed=True)]",
+        "[Input(target='exact', kwargs=dict(ids=1), fixed=True)]",
+        "[Input(target='exact', args=tuple(range(1)))]",
+        "[Input(target='exact', args=(n,)) for n in (1, 2)]",
+        "shape_grid('exact', self.buckets, fields={'ids': Field(axes=('batch',))})",
+    ],
+)
+def test_arguments_that_may_be_right_are_no_problem(written, inputs):
+    assert found(written(with_inputs(inputs, more=EXACT))).problems == ()
+
+
+def test_handlers_are_looked_at_if_targets_are_not_known(written):
+    """A loop over names that only the running code knows hides which methods are called."""
+    more = "def rank(self, x): return self.helper(x)\n    def helper(self, x): ..."
+    inputs = "[Input(target=name, args=(1,)) for name in self.names()]"
+    warnings = found(written(with_inputs(inputs, more=more))).warnings
+    assert [each.what.partition(":")[0] for each in warnings] == ["'rank' is a sync method"]
+    assert [each.where for each in warnings] == ["Scorer"]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +332,7 @@ def test_an_input_that_cannot_be_replayed_is_a_problem(written, inputs, what, fi
 def test_a_note_names_what_shape_grid_fills_with_ones(written: Any):
     """A mask has a second input, so it is not named."""
     source = with_inputs("shape_grid(self.score, self.buckets)")
-    masked = source.replace("score(self, ids)", "score(self, ids, attention_mask)")
+    masked = source.replace("score(self, ids=None)", "score(self, ids, attention_mask)")
     [note] = found(written(masked)).notes
     assert "shape_grid fills ids with ones" in note.what
     assert 'fields={"ids": Field' in note.fix
@@ -418,13 +488,16 @@ def test_a_call_that_outlasts_serves_watchdog_is_a_warning(  # noqa: PLR0917 - f
         assert f'{MOST_FAILED}: "0"' in warnings[0].fix
 
 
-def test_a_mistyped_folder_beside_a_store_is_a_problem(written, tmp_path):
-    """A replica would find nothing there; a folder that build will make is only a warning."""
+def test_a_missing_folder_is_a_warning_with_the_build(written, tmp_path):
+    """`build` makes the folder. A folder with a similar name beside it is only a suggestion."""
     (tmp_path / "artifacts" / "statements").mkdir(parents=True)
-    _, what, fix = one_problem(written(user_config=warmup(artifact=f"file://{tmp_path}/artefacts")))
-    assert what == f"{tmp_path}/artefacts does not exist"
-    assert fix == "did you mean 'artifacts'?"
-    assert found(written(user_config=warmup(artifact=f"file://{tmp_path}/new"))).problems == ()
+    for name, question in (("artefacts", ", or did you mean 'artifacts'?"), ("new", "")):
+        path = written(user_config=warmup(artifact=f"file://{tmp_path}/{name}"))
+        checked = found(path)
+        (warning,) = checked.warnings
+        assert checked.problems == ()
+        assert warning.what.startswith(f"{tmp_path}/{name} does not exist, so it has no artifact")
+        assert warning.fix == f"serve-warm build {path} --store file://{tmp_path}/{name}{question}"
 
 
 # Stores ---------------------------------------------------------------------------------------
@@ -435,7 +508,7 @@ def test_a_store_that_does_not_answer_is_a_problem(written, monkeypatch):
         for name, value in SILENT.items():
             monkeypatch.setenv(name, value)
         path = written(user_config=warmup(artifact="s3://bucket/scorer"))
-        monkeypatch.setattr(checking, "STORE_LIMIT_S", 0.5)
+        monkeypatch.setattr(check_store, "STORE_LIMIT_S", 0.5)
         where, what, _ = one_problem(path)
     assert where == "Scorer: artifact s3://bucket/scorer"
     assert "did not answer" in what
@@ -448,7 +521,7 @@ def test_a_relative_path_is_a_warning_with_where_it_leads(written, tmp_path):
     assert checked.problems == ()
     assert f"for this command, it means file://{tmp_path}/artifacts" in relative.what
     assert "the replica's working directory" in relative.what
-    assert "the store has no artifact for" in empty.what
+    assert "does not exist, so it has no artifact for" in empty.what
 
 
 def test_a_relative_path_beside_a_working_dir_leads_into_its_copy(written):
@@ -563,4 +636,6 @@ def test_the_examples_have_no_problems(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the checkout may have a store of an earlier run
     checked = check(str(yaml), environ={})
     assert checked.problems == ()
-    assert [each.where for each in checked.warnings] == [checked.warnings[0].where] * 2
+    relative, missing = checked.warnings
+    assert "the path is relative" in relative.what
+    assert "does not exist, so it has no artifact for" in missing.what

@@ -1,0 +1,328 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of a deployment's store: what a start on this machine would find there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
+
+from serve_warm._daemon_threads import begin
+from serve_warm._records import record
+from serve_warm._store_address import folder_of, is_relative
+from serve_warm.artifact import catalog, choose, pull
+from serve_warm.artifact.choose import Candidate
+from serve_warm.artifact.code_and_model import CodeAndModel
+from serve_warm.artifact.manifest import Place
+from serve_warm.artifact.statements import STATEMENTS, statement_keys
+from serve_warm.builder.app import Application
+from serve_warm.builder.problems import CheckFindings, Problem
+from serve_warm.config import WarmupConfig
+from serve_warm.errors import ConfigError, StoreError, did_you_mean
+from serve_warm.fingerprint import Fingerprint, read_machine
+from serve_warm.precompile import digest_of_class
+from serve_warm.replica.serve.application import find_users_class
+from serve_warm.stores import find_missing_folder, open_store
+from serve_warm.trust import Trust
+from serve_warm.trust.files import load_trust
+
+STORE_LIMIT_S = 10.0
+"""Maximum seconds for a store to answer. A store that does not answer in time is a problem."""
+
+READ_LIMIT_S = 3.0
+"""Maximum seconds for a store to give the artifacts of one deployment. After that, `check` only
+says that it has not read them."""
+
+CREDENTIALS = "check the address, the network and the credentials"
+
+OF_TRUST_FILES = ("untrusted", "no_trust")
+"""Reasons for a refusal that depend on the trust files of a machine."""
+
+ELSEWHERE = ("image_uri", "container", "pip", "uv", "conda")
+"""Keys of a runtime environment that give replicas other software than this command has."""
+
+
+def check_store(
+    application: Application, deployment: str, store: str | None, *, environ: Mapping[str, str]
+) -> CheckFindings:
+    """Return the findings about a deployment's store, which is also compared with `store`."""
+    checked = compare_stores(application, deployment, store, environ=environ)
+    settings = _settings(application, deployment, environ)
+    if settings is None or settings.artifact is None:
+        return checked
+    uri = settings.artifact
+    where = f"{deployment}: artifact {uri}"
+    try:
+        place = application.place(deployment, environ)
+        if not ask_store(uri, place):
+            return checked + CheckFindings(warnings=(_explain_empty(application, uri, place),))
+        trust = application.warming[deployment].warmup_trust or load_trust()
+        wanted = _Wanted.of(application, deployment, settings, environ)
+        candidates = _read(uri, place, wanted, trust)
+    except (ConfigError, StoreError) as error:
+        found = Problem(where=where, what=error.message, fix=error.hint or CREDENTIALS)
+        return checked + CheckFindings(problems=(found,))
+    if candidates is None:
+        found = Problem(
+            where=where,
+            what=f"the store did not give its artifacts within {READ_LIMIT_S:.0f} s, so nothing is "
+            "known about their signatures and machines",
+            fix=f"serve-warm diff {uri} --deployment {deployment}",
+        )
+        return checked + CheckFindings(warnings=(found,))
+    build = f"serve-warm build {application.target} --store {uri} --deployment {deployment}"
+    return checked + _judge(candidates, wanted, where=where, build=build)
+
+
+def compare_stores(
+    application: Application, deployment: str, store: str | None, *, environ: Mapping[str, str]
+) -> CheckFindings:
+    """Return a problem if replicas do not read `store`, the store that `build` publishes to.
+
+    Also return a warning if a Serve YAML has a relative path. The store is not contacted.
+    """
+    settings = _settings(application, deployment, environ)
+    if settings is None or settings.artifact is None:
+        return CheckFindings()
+    uri = settings.artifact
+    checked = CheckFindings()
+    if store is not None and not _is_same_store(uri, store):
+        found = Problem(
+            where=f"{deployment}: artifact {uri}",
+            what=f"--store is {_address(store)}, but the replicas read from {_address(uri)}",
+            fix=f"set artifact: {_address(store)}, or pass --store {uri}",
+        )
+        checked += CheckFindings(problems=(found,))
+    # `serve run module:app` starts replicas on this machine, in this folder.
+    if is_relative(uri) and application.is_from_file:
+        in_copy = "working_dir" in application.runtime_env_of(deployment)
+        place = "Ray's copy of working_dir" if in_copy else "the replica's working directory"
+        found = Problem(
+            where=f"{application.target}: artifact {uri}",
+            what=f"the path is relative: for this command, it means {_address(uri)}, but on a "
+            f"cluster it means a path in {place}",
+            fix="use an absolute path that every node has, such as file:///srv/artifacts, or a "
+            "bucket; `serve run` on one machine needs no change",
+        )
+        checked += CheckFindings(warnings=(found,))
+    return checked
+
+
+def ask_store(uri: str, place: Place) -> list[str]:
+    """Return the keys of the statements that a store has for a deployment of an application.
+
+    Raises:
+        ConfigError: `uri` is not the address of a store.
+        StoreError: the store cannot be read, or did not answer in time.
+    """
+    store = open_store(uri)
+    missing = find_missing_folder(store)
+    if missing is not None and missing.is_file:
+        raise StoreError(f"{missing}, but a store must be a folder", hint="use a folder")
+    # In a daemon thread, because a store that never answers must not keep the process alive.
+    asking = begin(
+        lambda: statement_keys(store, application=place.application, deployment=place.deployment),
+        name="serve_warm-check",
+    )
+    if not wait([asking], timeout=STORE_LIMIT_S).done:
+        raise StoreError(
+            f"{store.uri} did not answer within {STORE_LIMIT_S:.0f} s", hint=CREDENTIALS
+        )
+    return asking.result()
+
+
+def _settings(
+    application: Application, deployment: str, environ: Mapping[str, str]
+) -> WarmupConfig | None:
+    try:
+        settings = application.settings(deployment, environ)
+    except ConfigError:
+        return None  # another check reports the error
+    return settings if settings.enabled else None
+
+
+def _address(uri: str) -> str:
+    """Return a store's address with the full path, or `uri` unchanged if it is not an address."""
+    try:
+        return open_store(uri).uri
+    except (ConfigError, StoreError):
+        return uri
+
+
+def _is_same_store(uri: str, other: str) -> bool:
+    found, wanted = _address(uri).rstrip("/"), _address(other).rstrip("/")
+    folder, other_folder = folder_of(found), folder_of(wanted)
+    if folder is None or other_folder is None:
+        return found == wanted
+    return os.path.realpath(folder) == os.path.realpath(other_folder)
+
+
+# An empty store ---------------------------------------------------------------------------------
+
+
+def _explain_empty(application: Application, uri: str, place: Place) -> Problem:
+    """Return the warning for a store that has nothing for a deployment."""
+    fix = f"serve-warm build {application.target} --store {uri}"
+    store = open_store(uri)
+    missing = find_missing_folder(store, holding=STATEMENTS)
+    what = f"the store has no artifact for {place}"
+    if missing is not None:
+        what = f"{missing}, so it has no artifact for {place}"
+        fix += f", or {missing.near}" if missing.near else ""
+    else:
+        known = begin(lambda: catalog.places(store), name="serve_warm-check")
+        others = sorted(known.result()) if wait([known], timeout=READ_LIMIT_S).done else []
+        what += _name_others(others, place)
+        same = [name for name, deployment in others if deployment == place.deployment]
+        if same:
+            fix += f"; or set application: {same[0]} in user_config.warmup, if that is this one"
+    return Problem(
+        where=f"{place.deployment}: artifact {uri}",
+        what=f"{what}, so its replicas compile at each start",
+        fix=fix,
+    )
+
+
+MOST_NAMED = 3
+"""Number of other applications that a warning names."""
+
+
+def _name_others(others: Sequence[tuple[str, str]], place: Place) -> str:
+    if not others:
+        return ""
+    others = sorted(others, key=lambda each: each[1] != place.deployment)
+    shown = ", ".join(f"{application}/{name}" for application, name in others[:MOST_NAMED])
+    more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+    names = [name for _, name in others]
+    near = "" if place.deployment in names else did_you_mean(place.deployment, names)
+    return f" (it has {shown}{more}{f'; {near}' if near else ''})"
+
+
+# What a start would take --------------------------------------------------------------------------
+
+
+@record(frozen=True, kw_only=True)
+class _Wanted:
+    """What a replica on this machine would look for, as far as it is known without one."""
+
+    fingerprint: Fingerprint
+    code: str
+    """Digest of the code of the deployment's class."""
+    elsewhere: str
+    """What makes replicas run with other software than this command; empty if nothing does."""
+
+    @classmethod
+    def of(
+        cls,
+        application: Application,
+        deployment: str,
+        settings: WarmupConfig,
+        environ: Mapping[str, str],
+    ) -> _Wanted:
+        runtime_env = application.runtime_env_of(deployment)
+        variables = {**environ, **(runtime_env.get("env_vars") or {})}
+        actor = application.option(deployment, "ray_actor_options") or {}
+        elsewhere = next((key for key in ELSEWHERE if runtime_env.get(key)), "")
+        machine = read_machine(variables, cpu=settings.cpu, on_no_torch="note")
+        # Ray sets OMP_NUM_THREADS to the CPUs of an actor, unless its environment sets it.
+        threads = str(variables.get("OMP_NUM_THREADS") or max(1, int(actor.get("num_cpus") or 1)))
+        return cls(
+            fingerprint=Fingerprint(machine=machine, app={"threads": threads, "cpu": settings.cpu}),
+            code=digest_of_class(find_users_class(application.warming[deployment])),
+            elsewhere=elsewhere,
+        )
+
+
+SET_BY_CODE = frozenset(
+    {
+        *("grad_mode", "inference_mode", "autocast", "default_dtype", "matmul_precision"),
+        *("deterministic", "torch_environment", "compile_arguments", "rank"),
+    }
+)
+"""Factors that an application's code sets while it runs, so only a replica knows them."""
+
+
+def _read(uri: str, place: Place, wanted: _Wanted, trust: Trust) -> list[Candidate] | None:
+    """Return what a start would say of each artifact; None if the store is too slow."""
+    reading = begin(
+        lambda: pull.weigh_all(
+            open_store(uri),
+            fingerprint=wanted.fingerprint,
+            trust=trust,
+            application=place.application,
+            deployment=place.deployment,
+            unknown=SET_BY_CODE,
+        ),
+        name="serve_warm-check",
+    )
+    return reading.result() if wait([reading], timeout=READ_LIMIT_S).done else None
+
+
+def _judge(
+    candidates: Sequence[Candidate], wanted: _Wanted, *, where: str, build: str
+) -> CheckFindings:
+    """Return what is wrong with the artifacts of one deployment."""
+    chosen = choose.choose(candidates, CodeAndModel(code=wanted.code))
+    if chosen is not None:
+        return _judge_chosen(chosen, candidates, wanted, where, build)
+    refused = [each.refusal for each in candidates if each.refusal is not None]
+    unfit = [each for each in candidates if each.considered.reason == "fingerprint"]
+    if not unfit and refused:
+        count = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+        found = Problem(
+            where=where,
+            what=f"{choose.say_why_none(candidates)}{count}",
+            fix=refused[0].hint or build,
+        )
+        if refused[0].reason in OF_TRUST_FILES:  # replicas may have others than this machine
+            return CheckFindings(warnings=(found,))
+        return CheckFindings(problems=(found,))
+    if not unfit:
+        found = Problem(where=where, what=choose.say_why_none(candidates), fix=CREDENTIALS)
+        return CheckFindings(warnings=(found,))
+    nearest = min(unfit, key=lambda each: len(each.considered.mismatches)).considered
+    differs = "; ".join(map(str, nearest.mismatches))
+    factors = {each.factor for each in nearest.mismatches}
+    if factors == {"threads"}:
+        what = f"num_cpus gives its replicas another number of threads: {differs}"
+        fix = f"restore num_cpus, or build with the new one: {build}"
+    else:
+        what = f"no artifact fits this machine; {nearest.statement} is the nearest: {differs}"
+        fix = f"{build}, on a machine and in an image like those of the replicas"
+        if wanted.elsewhere:
+            what += f". Replicas have their own software by {wanted.elsewhere}, which is not known"
+            fix = "serve-warm diff in the replicas' image says more"
+    return CheckFindings(warnings=(Problem(where=where, what=what, fix=fix),))
+
+
+def _judge_chosen(
+    chosen: choose.Chosen, candidates: Sequence[Candidate], wanted: _Wanted, where: str, build: str
+) -> CheckFindings:
+    """Return which artifact a start takes, and what is wrong with it and with refused ones."""
+    made_of, created = chosen.manifest.made_of, chosen.manifest.created
+    inspect = f"serve-warm inspect {where.rpartition(' ')[2]} shows all artifacts"
+    others = sum(each.considered.accepted for each in candidates) - 1
+    older = f"; {others} older or less close {'fits' if others == 1 else 'fit'} too" * bool(others)
+    taken = Problem(
+        where=where,
+        what=f"a start on this machine takes {chosen.key}, created {created}{older}",
+        fix=inspect,
+    )
+    refused = [each for each in candidates if each.refusal is not None]
+    if refused:
+        taken = dataclasses.replace(
+            taken,
+            what=f"{taken.what}; {len(refused)} refused, such as "
+            f"{refused[0].considered.statement}: {refused[0].considered.message}",
+        )
+    if not wanted.code or not made_of.code or made_of.code == wanted.code:
+        return CheckFindings(notes=(taken,))
+    changed = Problem(
+        where=where,
+        what=f"the class has changed since the artifact that a start takes was built ({created}), "
+        "so what changed compiles again",
+        fix=build,
+    )
+    return CheckFindings(warnings=(changed,), notes=(taken,))
