@@ -68,6 +68,9 @@ def check_inputs(application: Application, name: str, *, longest_s: float = 0.0)
         where = f"{name}.warmup_inputs, line {declared.line}"
         problems += _check_keywords(declared, where)
         problems += _check_target(cls, declared, where)
+        if declared.is_open or "..." in (declared.target or ""):
+            what = "the input has `...` in place of a value"
+            problems.append(Problem(where=where, what=what, fix="fill in what requests send"))
         problems += _check_arguments(cls, declared, where)
         warnings += _check_thread(cls, declared, where)
         warnings += _check_watchdog(cls, declared, where, longest_s)
@@ -327,6 +330,8 @@ class DeclaredInput:
     called. None if the source does not show them."""
     is_partial: bool
     """Whether there may be more arguments than `arguments`."""
+    is_open: bool
+    """Whether a value is `...`, as `serve-warm init` and the report propose it."""
     line: int
     """The line number of the call in its file."""
 
@@ -433,6 +438,7 @@ def _declared_by(
         concurrency = found if isinstance(found, int) else None
     else:
         return
+    parts = list(ast.walk(node))
     arguments, is_partial = _arguments_of(given, is_grid=called is shape_grid)
     for target in scope.targets(given.get("target")):
         yield DeclaredInput(
@@ -443,6 +449,7 @@ def _declared_by(
             is_repeated=is_repeated,
             arguments=arguments,
             is_partial=is_partial,
+            is_open=any(isinstance(each, ast.Constant) and each.value is ... for each in parts),
             line=first_line + node.lineno - 1,
         )
 

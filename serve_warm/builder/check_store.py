@@ -165,6 +165,7 @@ def _is_same_store(uri: str, other: str) -> bool:
 def _explain_empty(application: Application, uri: str, place: Place) -> Problem:
     """Return the warning for a store that has nothing for a deployment."""
     fix = f"serve-warm build {application.target} --store {uri}"
+    fix += " --all" if len(application.warming) > 1 else ""
     store = open_store(uri)
     missing = find_missing_folder(store, holding=STATEMENTS)
     what = f"the store has no artifact for {place}"

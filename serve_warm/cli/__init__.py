@@ -39,6 +39,7 @@ INTERRUPTED = 130
 TERMINATED = 143
 
 COMMANDS = {
+    "init": "serve_warm.cli.proposing",
     "check": "serve_warm.cli.checking",
     "run": "serve_warm.cli.running",
     "plan": "serve_warm.cli.planning",

@@ -82,14 +82,20 @@ def find_routes(cls: type) -> Routes | None:
     """Return the routes of a class with `@serve.ingress`; None if the routes are unknown."""
     from starlette.routing import BaseRoute
 
+    routes = getattr(find_asgi_app(cls), "routes", None)
+    if isinstance(routes, list) and all(isinstance(each, BaseRoute) for each in routes):
+        return Routes(known=tuple(_describe(routes)), matchers=tuple(routes))
+    return None
+
+
+def find_asgi_app(cls: type) -> Any:
+    """Return the app of a class with `@serve.ingress`; None if it has none that can be found."""
     for base in cls.__mro__:
         init = vars(base).get("__init__")
-        if not isinstance(init, types.FunctionType):
-            continue
-        app = inspect.getclosurevars(init).nonlocals.get("frozen_app_or_func")
-        routes = getattr(app, "routes", None)
-        if isinstance(routes, list) and all(isinstance(each, BaseRoute) for each in routes):
-            return Routes(known=tuple(_describe(routes)), matchers=tuple(routes))
+        if isinstance(init, types.FunctionType):
+            app = inspect.getclosurevars(init).nonlocals.get("frozen_app_or_func")
+            if app is not None:
+                return app
     return None
 
 

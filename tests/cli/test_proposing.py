@@ -1,0 +1,68 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The `init` command."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from serve_warm.cli import serve_warm
+
+SOURCE = """
+from ray import serve
+
+@serve.deployment
+class Plain:
+    async def score(self, text: str): ...
+
+app = Plain.bind()
+"""
+_numbers = itertools.count()
+
+
+@pytest.fixture(name="target")
+def target_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"initial_app_{next(_numbers)}"
+    Path(f"{name}.py").write_text(SOURCE)
+    return f"{name}:app"
+
+
+def init(*arguments: str) -> Any:
+    return CliRunner().invoke(serve_warm, ["init", *arguments])
+
+
+def test_nothing_is_written_without_write(target):
+    """What is shown is what `--write` would write."""
+    shown = init(target)
+    assert (shown.exit_code, sorted(map(str, Path().glob("*.yaml")))) == (0, [])
+    assert "nothing was written; --write writes serve.yaml" in shown.stderr
+    written = init(target, "--write")
+    assert Path("serve.yaml").read_text() == written.stdout == shown.stdout
+    assert "next: serve-warm check serve.yaml" in written.stderr
+
+
+def test_an_existing_config_is_kept(target):
+    """It may be of another application."""
+    Path("serve.yaml").write_text("mine: 1\n")
+    ended = init(target, "--write")
+    assert "serve.yaml exists, and would be replaced" in str(ended.exception)
+    assert "serve-warm init serve.yaml" in str(ended.exception)
+    assert Path("serve.yaml").read_text() == "mine: 1\n"
+
+
+def test_inputs_are_shown_as_a_diff_and_written(target):
+    source = Path(f"{target.partition(':')[0]}.py")
+    shown = init(target, "--inputs")
+    assert source.read_text() == SOURCE
+    assert '+            serve_warm.Input(target="score", kwargs={"text": "text"}),' in shown.stdout
+    written = init(target, "--inputs", "--write")
+    assert f"wrote {source}" in written.stderr
+    assert "class Plain(serve_warm.WarmupMixin):" in source.read_text()
