@@ -56,6 +56,8 @@ class ReportedStart:
     """Line about the calls of a plan; empty without a plan."""
     eager: Sequence[str]
     """Lines about the most frequent eager calls, with the inputs to declare."""
+    said: Mapping[str, Any]
+    """All that the state file or the report has, for the page."""
 
     @property
     def name(self) -> str:
@@ -105,6 +107,12 @@ class ReportedStart:
     "--since", type=duration, help="Show only starts that began within this time, for example 2h."
 )
 @click.option("--all", "is_whole", is_flag=True, help="Show all lines of ended replicas too.")
+@click.option(
+    "--html",
+    "html_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a page about these starts to this file. The page loads nothing from elsewhere.",
+)
 @screen.json_option
 def report(
     *,
@@ -115,6 +123,7 @@ def report(
     last: int | None,
     since: float | None,
     is_whole: bool,
+    html_file: Path | None,
     json_file: Path | None,
 ) -> None:
     """Show the duration of each phase of every start, and the levels at which calls run.
@@ -136,6 +145,11 @@ def report(
     for start in starts:
         for line in start.lines(is_whole=is_whole):
             click.echo(line)
+    if html_file is not None:
+        from serve_warm.cli.page import make_page
+
+        html_file.write_text(make_page(starts), encoding="utf-8")
+        click.echo(f"wrote {node.shown(str(html_file))}", err=True)
     if json_file is not None:
         screen.data({"starts": [as_data(start) for start in starts]}, json_file)
 
@@ -180,7 +194,7 @@ def of_node(directory: str) -> list[ReportedStart]:
             hint="run as the user that runs the replicas, or pass --state-dir",
         ) from error
     starts = [
-        _start(
+        start_of(
             replica.names,
             replica.state,
             ended=replica.condition == "dead",
@@ -210,7 +224,7 @@ def of_cluster(address: str) -> list[ReportedStart]:
     from serve_warm.builder.cluster import ask_replicas
 
     starts = [
-        _start((report["application"], report["deployment"], report["replica"]), report)
+        start_of((report["application"], report["deployment"], report["replica"]), report)
         for report in ask_replicas(address)
     ]
     if not starts:
@@ -221,7 +235,7 @@ def of_cluster(address: str) -> list[ReportedStart]:
     return starts
 
 
-def _start(
+def start_of(
     names: tuple[str, str, str],
     said: Mapping[str, Any],
     *,
@@ -256,6 +270,7 @@ def _start(
         learned=_line(LearnedCalls, said.get("learned")),
         seat=_line(SeatUse, said.get("seat")),
         eager=_eager(said),
+        said=said,
     )
 
 
@@ -307,7 +322,9 @@ def as_data(start: ReportedStart) -> dict[str, Any]:
     """Return a start for JSON. Span times are in seconds since the first span began."""
     zero = min((span.began_boot_s for span in start.spans), default=0.0)
     plain = {
-        name: getattr(start, name) for name in ReportedStart.__dataclass_fields__ if name != "spans"
+        name: getattr(start, name)
+        for name in ReportedStart.__dataclass_fields__
+        if name not in ("spans", "said")
     }
     return {
         **plain,

@@ -85,7 +85,7 @@ def test_what_came_of_a_plan_is_told(tmp_path: Path):
     )
     assert line in run("--state-dir", str(tmp_path)).splitlines()
     state.close()
-    of_report = reporting._start(("a", "D", "r"), {"learned": {**vars(learned), "later": 1}})
+    of_report = reporting.start_of(("a", "D", "r"), {"learned": {**vars(learned), "later": 1}})
     assert of_report.learned == learned.text()
 
 
@@ -96,7 +96,7 @@ def test_what_came_of_a_seat_is_told(tmp_path: Path):
     state.write({**FACTS, "seat": use.text()})
     lines = run("--state-dir", str(tmp_path / "s")).splitlines()
     state.close()
-    of_report = reporting._start(("a", "D", "r"), {"seat": {**vars(use), "later": 1}})
+    of_report = reporting.start_of(("a", "D", "r"), {"seat": {**vars(use), "later": 1}})
     line = "  seat: no (hung): importing app took more than 60 s; 0 waiting for the next start"
     assert line in lines
     assert of_report.seat == use.text()
