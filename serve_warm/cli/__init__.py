@@ -56,6 +56,7 @@ COMMANDS = {
     "probe": "serve_warm.cli.probing",
     "status": "serve_warm.cli.watching",
     "report": "serve_warm.cli.reporting",
+    "metrics": "serve_warm.cli.measuring",
     "why": "serve_warm.cli.explaining",
 }
 """Modules by command."""
