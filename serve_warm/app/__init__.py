@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+WRAP = "serve_warm.app:wrap"
+"""Import path of `wrap`, for a Serve config."""
+
 OWN_ARGUMENTS = ("app", "args", "compile")
 """The arguments of `wrap` that are no settings of the warm-up."""
 

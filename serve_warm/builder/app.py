@@ -13,6 +13,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -22,7 +23,7 @@ from serve_warm._records import record
 from serve_warm._regular_files import explain_pipe, read_regular
 from serve_warm.artifact.manifest import Place
 from serve_warm.config import WarmupConfig, environment, resolve
-from serve_warm.errors import ConfigError, StoreError
+from serve_warm.errors import ConfigError, StoreError, did_you_mean
 from serve_warm.stores import open_store
 from serve_warm.trust.files import load_trust
 
@@ -362,10 +363,25 @@ def _is_yaml(target: str) -> bool:
 def _read_yaml(target: str) -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(read_regular(target).decode())
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{target} does not exist",
+            hint=did_you_mean(target, [each.name for each in Path().glob("*.y*ml")])
+            or "serve-warm init module:app writes one",
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(
+            f"{target} is not YAML: {place}{error.problem}", hint="correct the file"
+        ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8
         raise ConfigError(f"{target} cannot be read: {error}", hint=explain_pipe(error)) from error
     if not isinstance(loaded, dict) or not loaded.get("applications"):
-        raise ConfigError(f"{target} has no applications", hint="pass a Serve config file")
+        raise ConfigError(
+            f"{target} has no applications",
+            hint="a Serve config has a list `applications`; serve-warm init module:app writes one",
+        )
     return loaded
 
 

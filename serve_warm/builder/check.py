@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from serve_warm.app import WRAP
 from serve_warm.builder.app import (
     Application,
     find_schema_problems,
@@ -163,7 +164,7 @@ def _check_names(application: Application, deployment: str | None) -> CheckFindi
             )
         )
     checked = CheckFindings(problems=tuple(problems), warnings=tuple(_unread_settings(application)))
-    return checked + _unread_keys(application)
+    return checked + _check_wrapped(application) + _unread_keys(application)
 
 
 def _unread_settings(application: Application) -> Iterator[Problem]:
@@ -176,6 +177,19 @@ def _unread_settings(application: Application) -> Iterator[Problem]:
                 fix="add WarmupMixin to the bases of the class, or ignore this warning if your own "
                 "code reads the key",
             )
+
+
+def _check_wrapped(application: Application) -> CheckFindings:
+    """Return a warning if Serve would start an application as it is, without serve_warm."""
+    path = application.config["import_path"]
+    if not (application.is_wrapped and application.is_from_file) or path == WRAP:
+        return CheckFindings()
+    found = Problem(
+        where=f"{application.target}: import_path",
+        what=f"{path} is not wrapped, so Serve starts it without serve_warm",
+        fix=f"serve-warm init {application.target}, which proposes import_path: {WRAP}",
+    )
+    return CheckFindings(warnings=(found,))
 
 
 def _unread_keys(application: Application) -> CheckFindings:

@@ -23,6 +23,7 @@ import yaml
 
 from serve_warm._records import record
 from serve_warm._regular_files import read_regular
+from serve_warm.app import WRAP
 from serve_warm.builder.app import Application
 from serve_warm.builder.check_inputs import runs_on_loop
 from serve_warm.builder.sample_values import UNKNOWN, code_of, sample_of, sample_of_schema
@@ -31,8 +32,6 @@ from serve_warm.errors import ConfigError
 from serve_warm.replica.replay.routes import find_asgi_app
 from serve_warm.replica.serve.application import find_users_class
 from serve_warm.replica.serve.calls import max_batch_size
-
-WRAP = "serve_warm.app:wrap"
 
 
 @record(frozen=True, kw_only=True)

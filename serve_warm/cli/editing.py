@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve_warm import config
+from serve_warm.app import WRAP
 from serve_warm.config import WarmupConfig
-
-WRAP = "serve_warm.app:wrap"
 
 
 def serve_schema() -> dict[str, Any]:

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import click
 
+from serve_warm.app import WRAP
 from serve_warm.cli.starts import need_ray
-
-WRAP = "serve_warm.app:wrap"
 
 
 @click.command(

@@ -136,12 +136,20 @@ def test_a_yaml_and_an_application_in_code_load(written, example):
     assert load_app(written(example)).num_cpus == 3.0
 
 
-@pytest.mark.parametrize("text", [None, "applications: [\n"], ids=["missing", "no YAML"])
-def test_a_file_that_cannot_be_read_is_named(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (None, "does not exist"),
+        (b"applications: [\n", "is not YAML: line 2, column 1: "),
+        (b"\xff\xfe\xff", "cannot be read: "),
+    ],
+    ids=["missing", "no YAML", "bytes"],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, text, what):
     path = tmp_path / "serve.yml"
     if text is not None:
-        path.write_text(text)
-    assert refusal(str(path)).message.startswith(f"{path} cannot be read: ")
+        path.write_bytes(text)
+    assert refusal(str(path)).message.startswith(f"{path} {what}")
 
 
 @pytest.mark.parametrize("config", [None, {}, [], "applications", {"applications": []}], ids=repr)
@@ -150,7 +158,7 @@ def test_a_yaml_without_applications_is_refused(written, config):
     path = written(config)
     error = refusal(path)
     assert error.message == f"{path} has no applications"
-    assert error.hint == "pass a Serve config file"
+    assert "serve-warm init module:app writes one" in error.hint
 
 
 def test_two_applications_are_refused(written, example):

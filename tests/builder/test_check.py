@@ -570,7 +570,7 @@ def test_the_command_answers_with_its_exit_code_and_as_json(written, tmp_path):
     [
         ("raise RuntimeError('no weights')", "RuntimeError: no weights"),
         ("import no_such_package", "No module named 'no_such_package'"),
-        (None, "cannot be read"),
+        (None, "does not exist"),
     ],
 )
 def test_what_cannot_be_checked_is_exit_code_2(written, tmp_path, source, said):
