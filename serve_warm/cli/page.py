@@ -54,14 +54,14 @@ section { border-top: 1px solid var(--line); }
 .warn { color: var(--warn); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; }
-th, td { text-align: left; vertical-align: top; padding: 4px 10px 4px 0;
+th { white-space: nowrap; }
+th, td { text-align: left; min-width: 5.5em; vertical-align: top; padding: 4px 10px 4px 0;
   border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
 td.n, th.n { text-align: right; white-space: nowrap; }
 code, pre { font: 12.5px/1.45 ui-monospace, monospace; overflow-wrap: anywhere; }
 pre { background: var(--card); padding: 8px 10px; margin: 4px 0; white-space: pre-wrap; }
 svg { display: block; width: 100%; height: 14px; }
 rect { fill: var(--bar); } rect.beside { fill: var(--beside); } rect.gap { fill: var(--line); }
-td.bar { width: 45%; min-width: 160px; }
 summary { cursor: pointer; }
 """
 
