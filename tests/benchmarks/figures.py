@@ -16,6 +16,7 @@ import json
 import re
 import statistics
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -556,37 +557,46 @@ def extremes(values: Iterable[float]) -> tuple[float, float]:
 
 
 def architectures(name: str = "architectures") -> str:
-    """Return the models that ran at levels 2 and 3, with the reasons for failures."""
+    """Return the level that each model reached, and the reasons of those below the highest one."""
     found = load(name)
     versions, rows = found["versions"], found["rows"]
     libraries = ", ".join(f"{name} {versions[name]}" for name in versions if name != "python")
+    software = f"Versions: Python {versions['python']}, {libraries}, {found['machine']}"
+    if name != "architectures" and versions == load("architectures")["versions"]:
+        software = "The versions are those above"
+    levels = [level for level in (2, 3) if ran(rows, level)]
     reached = ", and ".join(
         f"{served(rows, level)} of {ran(rows, level)} models reached level {level}"
-        for level in (2, 3)
-        if ran(rows, level)
+        for level in levels
     )
-    lines = [
-        (
-            f"The list has {len(rows)} tiny models with random weights. {reached}. "
-            f"Versions: Python {versions['python']}, {libraries}, {found['machine']}."
-        ),
-        "",
-        "| model | library | shapes | level 2 | level 3 | error | load, s | torch, s | why not |",
-        "|---|---|---|---|---|---:|---:|---:|---|",
-    ]
-    for row in rows:
-        at_2, at_3 = row["level_2"] or {}, row["level_3"] or {}
-        errors = [level["error"] for level in (at_2, at_3) if level.get("served")]
-        error = f"{max(errors):.0e}" if errors else "–"
-        cold, load_s = row["torch_compile_s"], at_2.get("load_s")
-        reason = at_2.get("reason") or at_3.get("reason") or ""
-        lines.append(
-            f"| {row['name']} | {row['library']} | {row['shapes']} | {outcome(row['level_2'])} "
-            f"| {outcome(row['level_3'])} | {error} "
-            f"| {f'{load_s:.2f}' if at_2.get('served') else '–'} "
-            f"| {f'{cold:.0f}' if cold else '–'} | {reason.replace('|', '/')} |"
-        )
-    return "\n".join(lines)
+    highest: dict[str, list[str]] = {}
+    below: dict[tuple[int, str], list[str]] = {}
+    for of in rows:
+        level = max((each for each in levels if of[f"level_{each}"]["served"]), default=1)
+        if level == levels[-1]:
+            name_alone = of["name"].removeprefix(f"{of['library']} ")
+            highest.setdefault(of["library"], []).append(name_alone)
+        else:
+            reason = SHARED_ADVICE.split(of[f"level_{level + 1}"]["reason"])[0].replace("|", "/")
+            short = textwrap.shorten(reason, 165, placeholder=" …")
+            below.setdefault((level, short), []).append(of["name"])
+    return page(
+        f"{reached}. {software}.",
+        [
+            *head("library", f"models that reached level {levels[-1]}", left=2),
+            *(row(library, "; ".join(names)) for library, names in highest.items()),
+        ],
+        [
+            *head("other models", "level", "why not higher", left=3),
+            *(row("; ".join(below[key]), *key) for key in sorted(below)),
+        ],
+    )
+
+
+SHARED_ADVICE = re.compile(
+    r"\. (?:Compile the parts|torch can trace|These parts|The fixed limit|Pass the) |, which keeps "
+)
+"""The start of explanations that the table leaves out, because the page has them once."""
 
 
 def served(rows: Iterable[Mapping[str, Any]], level: int) -> int:
