@@ -1086,7 +1086,6 @@ SECTIONS = {
     },
     "probe cost": (NODE, probe_cost),
     "rooms": (ARCHITECTURE, house.picture),
-    "files": (ARCHITECTURE, house.files),
     **{
         f"rooms of {package}": (ARCHITECTURE, functools.partial(house.picture, package))
         for package in house.WITH_ROOMS

@@ -133,21 +133,6 @@ def picture(package: str = "") -> str:
     return "\n".join(lines)
 
 
-def files() -> str:
-    """Return a list of all files, each with its subject: the first line of its docstring."""
-    lines: list[str] = []
-    for folder in sorted({path.parent for path in PACKAGE.rglob("*.py")}):
-        name = "/".join(("serve_warm", *folder.relative_to(PACKAGE).parts))
-        listed = [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
-        if listed:
-            lines += ["", f"**{name}**", "", "| file | subject |", "|---|---|"]
-        for path in listed:
-            said = ast.get_docstring(ast.parse(path.read_text())) or ""
-            subject = said.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-            lines.append(f"| `{path.name}` | {subject} |")
-    return "\n".join([*lines, ""])
-
-
 def untyped_per_1000(package: str) -> float:
     """Return how often a package leaves its types open, for 1,000 lines of code.
 
