@@ -129,8 +129,7 @@ def picture(package: str = "") -> str:
         lines += [f"    {shown[box]} --> {shown[each]}" for each in sorted(few[box])]
     total = sum(map(len, given.values()))
     say = f"{len(given)} boxes on {max(height.values())} floors, and {total} arrows."
-    lines += ["```", "", f"{say} An arrow that a longer way implies is not drawn."]
-    return "\n".join(lines)
+    return "\n".join([*lines, "```", "", say])
 
 
 def untyped_per_1000(package: str) -> float:
