@@ -10,6 +10,7 @@ import inspect
 import itertools
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -27,14 +28,14 @@ from serve_warm.node_server.table import NODE_METRICS
 WIDTH = 88
 """Columns of the help texts."""
 
-WRONG_ARTIFACT = "#if-an-artifact-is-missing-refused-or-partial"
+PAGE_WIDTH = 120
+"""Columns of a page."""
 
 SEE = {
     "cpu": "[one artifact for mixed CPUs](../guides/first-artifact.md#mixed-cpus)",
     "max_level": "[levels](../concepts/levels.md)",
-    "on_missing": f"[the table]({WRONG_ARTIFACT})",
-    "on_partial": f"[the table]({WRONG_ARTIFACT})",
-    "on_refused": f"[the table]({WRONG_ARTIFACT}), and "
+    "on_missing": "[what users wait for](../concepts/readiness.md#what-users-wait-for)",
+    "on_refused": "[reasons for a refusal](messages.md#reasons-for-a-refusal), and "
     "[entries against eager](../concepts/levels.md#entries-against-eager)",
     "on_deadline": "[when the deadline passes](../concepts/readiness.md#when-the-deadline-passes)",
     "on_unproven": "[when an input is proven](../concepts/readiness.md#when-an-input-is-proven)",
@@ -75,21 +76,28 @@ def settings() -> str:
 def _setting(name: str, field: Any, text: str) -> Iterator[str]:
     yield f"### `{name}`"
     yield ""
-    yield text
+    yield _wrap(text)
     yield ""
+    facts = [f"Environment: `{ENVIRONMENT_PREFIX}{name.upper()}`."]
     if _is_section(field.annotation):
-        yield "- Fields:"
         texts = docstrings(config, field.annotation.__name__)
         for name_below, below in field.annotation.model_fields.items():
             default = _value(below.default)
-            yield f"  - `{name_below}`, default {default}: {texts[name_below]}"
+            yield _wrap(f"- `{name_below}`, default {default}: {texts[name_below]}", "  ")
+        yield ""
     else:
-        yield f"- Default: {_value(field.default)}"
+        facts.insert(0, f"Default: {_value(field.default)}.")
     if values := _values(field.annotation):
-        yield f"- Values: {values}"
-    yield f"- Environment: `{ENVIRONMENT_PREFIX}{name.upper()}`"
+        facts.append(f"Values: {values}.")
     if name in SEE:
-        yield f"- See {SEE[name]}"
+        facts.append(f"See {SEE[name]}.")
+    yield _wrap(" ".join(facts))
+
+
+def _wrap(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        text, PAGE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _is_section(annotation: Any) -> bool:
@@ -116,7 +124,7 @@ def _values(annotation: Any) -> str:
 
 
 def commands() -> str:
-    """Return a section for each command, with the output of its `--help`."""
+    """Return a section for each command, with its help text."""
     with click.Context(serve_warm) as group:
         found = {name: serve_warm.get_command(group, name) for name in COMMANDS}
     return "\n\n".join(
