@@ -276,8 +276,8 @@ def push(
 ) -> None:
     """Verify the artifacts in FOLDER, and publish them to STORE.
 
-    A published artifact is never replaced. With --if-published supersede, the command adds
-    the new artifact of a variant, and keeps the old artifact. Replicas use the newest artifact.
+    A published artifact is never replaced. With --if-published supersede, the command adds the new
+    artifact of a variant, and keeps the old one. Replicas use the one that fits best.
     """
     _copy(folder, store, application, deployment, on_taken, json_file=json_file)
 

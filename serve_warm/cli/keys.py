@@ -72,14 +72,13 @@ def keygen(*, file: Path, name: str | None, json_file: Path | None) -> None:
 )
 @click.option(
     "--application",
-    help="Sign only the artifacts of this application. With --unsigned, this option is required.",
+    help="Sign only the artifacts of this application. Required with --unsigned.",
 )
 @click.option(
     "--deployment",
     "deployments",
     multiple=True,
-    help="Sign only the artifacts of this deployment. With --unsigned, this option is required "
-    "and repeatable.",
+    help="Sign only the artifacts of this deployment. With --unsigned, required and repeatable.",
 )
 @click.option(
     "--unsigned",
@@ -131,13 +130,12 @@ def sign(
     """Sign the artifacts in STORE again, without uploading their parts.
 
     Use this command to rotate keys: each artifact gets a new statement with its old and new
-    signatures. The command skips artifacts that this machine does not trust, because a new
-    signature would vouch for their content. If an artifact is skipped, the exit code is 3.
+    signatures. If the command skips an artifact, because this machine does not trust it, the exit
+    code is 3.
 
-    With --unsigned, the command adds the first signature to artifacts that were built without a
-    signature. Before it signs, the command checks the parts. It loads nothing, so the model's
-    code never runs in a process that has the key. An unsigned artifact can contain false claims, so
-    pass the application, the deployment and the origin as options.
+    With --unsigned, the command adds the first signature, after it has checked the parts. It loads
+    nothing, so the model's code never runs in a process that has the key. An unsigned artifact can
+    contain false claims, so pass the application, the deployment and the origin as options.
     """
     if not unsigned and (target or on_taken or source_commit or image or builder):
         raise click.UsageError(

@@ -204,7 +204,7 @@ json_option = click.option(
     flag_value="-",
     type=_JsonFile(),
     metavar="[FILE|-]",
-    help="Write JSON to this .json file. Without a name or with -, print JSON on stdout.",
+    help="Print JSON on stdout, or write it to this .json file.",
 )
 
 

@@ -136,13 +136,11 @@ def commands() -> str:
 
 def _help(name: str, command: click.Command) -> str:
     command = copy.copy(command)
-    vars(command)["_help_option"] = None  # click keeps the option of the first context
-    with click.Context(
-        command,
-        info_name=f"serve-warm {name}",
-        terminal_width=WIDTH,
-        help_option_names=["-h", "--help"],
-    ) as context:
+    # The page describes both once.
+    command.add_help_option = False
+    command.params = [each for each in command.params if each.name != "json_file"]
+    info_name = f"serve-warm {name}"
+    with click.Context(command, info_name=info_name, terminal_width=WIDTH) as context:
         text = command.get_help(context)
     return "\n".join(line.rstrip() for line in text.splitlines())
 
