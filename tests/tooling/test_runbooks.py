@@ -29,32 +29,24 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     assert re.findall(r"^## (ServeWarm\w+)$", TEXT, re.MULTILINE) == ALERTS
 
 
-def test_the_table_has_the_severity_and_a_metric_of_each_alert() -> None:
-    rows = re.findall(r"^\| \[(\w+)\]\(#\w+\) \| (\w+) \| `(\w+)` \|$", TEXT, re.MULTILINE)
-    recorded = {rule["record"]: rule["expr"] for rule in rules.RECORDS}
+def test_the_page_names_the_critical_alerts() -> None:
+    """All others are warnings, as the paragraph says."""
+    [urgency] = re.findall(r"^\*\*Urgency\.\*\*.*?\n\n", TEXT, re.DOTALL | re.MULTILINE)
+    severities = {rule["alert"]: rule["labels"]["severity"] for rule in rules.ALERTS}
 
-    assert [(name, severity) for name, severity, _ in rows] == [
-        (rule["alert"], rule["labels"]["severity"]) for rule in rules.ALERTS
-    ]
-    for (_, _, metric), rule in zip(rows, rules.ALERTS, strict=True):
-        assert re.search(rf"\b{metric}\b", _written_out(rule["expr"], recorded))
-
-
-def _written_out(expression: str, recorded: dict[str, str]) -> str:
-    """Return an expression together with those of all recorded series that it reads."""
-    below = [expr for name, expr in recorded.items() if name in expression]
-    return "\n".join([expression, *(_written_out(expr, recorded) for expr in below)])
+    critical = {name for name, severity in severities.items() if severity == "critical"}
+    assert set(re.findall(r"\[(\w+)\]\(#\w+\)", urgency)) == critical
+    assert set(severities.values()) == {"critical", "warning"}
 
 
 @pytest.mark.parametrize("name", ALERTS)
 def test_a_runbook_says_what_is_needed_at_night(name: str) -> None:
-    """It has the meaning, the effect on users, queries, actions, and when to silence."""
+    """It has the meaning, a command or a query, actions, and when to silence."""
     section = re.split(r"^## ", TEXT.partition(f"## {name}\n")[2], flags=re.MULTILINE)[0]
 
     parts = re.findall(r"^\*\*(.+?)\*\*", section, re.MULTILINE)
-    labels = ("Meaning.", "What users see.", "Where to look.", "What to do.", "When to silence.")
-    assert tuple(parts) == labels
-    assert "```promql" in section
+    assert parts == ["Meaning.", "Look.", "Do.", "Silence."]
+    assert re.search("^```(console|promql)$", section, re.MULTILINE)
 
 
 def test_its_expressions_are_promql_of_what_is_exported(tmp_path: Path) -> None:
@@ -67,6 +59,6 @@ def test_its_expressions_are_promql_of_what_is_exported(tmp_path: Path) -> None:
 
     ended = run_to_end([command, "check", "rules", str(file)])
 
-    assert len(lines) >= len(ALERTS)
+    assert len(lines) > 10
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert set().union(*map(names, lines)) - known() == set()
