@@ -638,33 +638,20 @@ def generation() -> str:
 
 
 def probe_cost() -> str:
-    """Return the cost of a probe, and the lowest possible cost."""
+    """Return how long probes take, idle and during a compile."""
     result = load("probe")
+    idle, busy = (result["ms"][when] for when in ("idle", "beside_a_compile"))
     words = {
         "exec": "`node.py probe`",
         "exec_compiled_file": "`node.pyc probe`, compiled beforehand",
-        "exec_least": "*a Python process that does nothing*",
         "http": "`/readyz`",
-        "http_kept": "`/readyz`, connection reused",
-        "http_least": "*an HTTP answer without checks*",
-        "http_kept_least": "*an HTTP answer without checks, connection reused*",
     }
-    lines = head("95th percentile (median), ms", "idle", "during a compile")
+    lines = head("95th percentile, ms", "idle", "during a compile")
     for key, name in words.items():
-        cells = [f"{when[key]['p95']:.1f} ({when[key]['p50']:.1f})" for when in _times(result)]
-        lines.append(row(name, *cells))
-    loads = [[each["load_before"] for each in when.values()] for when in _times(result)]
+        lines.append(row(name, f"{idle[key]['p95']:.1f}", f"{busy[key]['p95']:.1f}"))
     return page(
-        lines,
-        f"`tests/benchmarks/bench_probe.py`: {result['replicas']} replicas, "
-        f"{result['probes']} probes and {result['questions']} requests of each kind, on "
-        f"{result['cpus']} shared cores with load averages of {max(loads[0]):.1f} and "
-        f"{max(loads[1]):.1f}, Python {result['versions']['python']}.",
+        lines, f"Measured by `tests/benchmarks/bench_probe.py` on {result['cpus']} shared cores."
     )
-
-
-def _times(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return [result["ms"][when] for when in ("idle", "beside_a_compile")]
 
 
 def comparison_line() -> str:
