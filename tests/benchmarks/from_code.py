@@ -160,35 +160,23 @@ def verdicts() -> str:
 
 def replica_metrics() -> str:
     """Return the table of the metrics of each replica, which Ray and the node server export."""
-    return _table(
-        (f"`ray_{_exported(m.name, m.kind)}`", m.name, m.kind, m.labels, m.help) for m in METRICS
-    )
+    return _table((_exported(m.name, m.kind), m.labels, m.help) for m in METRICS)
 
 
 def node_metrics() -> str:
     """Return the table of the metrics of a node, which only the node server exports."""
     return _table(
-        ("", name, kind, labels, text) for name, (kind, labels, text) in NODE_METRICS.items()
+        (_exported(name, kind), labels, text) for name, (kind, labels, text) in NODE_METRICS.items()
     )
 
 
-def _table(rows: Iterable[tuple[str, str, str, tuple[str, ...], str]]) -> str:
-    lines = ["| name in Ray | name on the node | type | labels | unit | meaning |"]
-    lines.append("|---|---|---|---|---|---|")
-    for ray, name, kind, labels, text in rows:
-        shown = ", ".join(f"`{label}`" for label in labels)
-        cells = (ray, f"`{_exported(name, kind)}`", kind, shown, _unit(name), text)
-        lines.append(f"| {' | '.join(cells)} |")
+def _table(rows: Iterable[tuple[str, tuple[str, ...], str]]) -> str:
+    lines = ["| name and labels | meaning |", "|---|---|"]
+    for name, labels, text in rows:
+        shown = f"{{{', '.join(labels)}}}" if labels else ""
+        lines.append(f"| `{name}{shown}` | {text} |")
     return "\n".join(lines)
 
 
 def _exported(name: str, kind: str) -> str:
     return f"{name}_total" if kind == "counter" else name
-
-
-def _unit(name: str) -> str:
-    """Return the unit of a metric, which Prometheus puts at the end of the name."""
-    if name.endswith("_timestamp_seconds"):
-        return "seconds since the epoch"
-    last = name.rpartition("_")[2]
-    return last if last in ("seconds", "bytes") else ""
