@@ -91,31 +91,25 @@ def figures() -> str:
 def costs() -> str:
     """Return a list: a comparison of the README's starts, and the costs of a request and a pull."""
     result = load("text_embedder")
-    medians, ratios = result["medians"], result["ratios"]
+    ratios = result["ratios"]
     other = load("image_classifier")["ratios"]
-    warm, cold = medians["warm"]["overhead_s"], medians["cold"]["overhead_s"]
     request = load("request")["added_us"]
     transfer = load("transfer")
     items = (
         (
             "From the end of model construction to the proof, a warm start takes "
             f"{ratios['warm_to_cold']:.2f} times as long as a cold start, and "
-            f"{ratios['warm_to_torch_bytes']:.2f} times as long as a start from torch's own "
-            f"cache. For ResNet-152, the ratios are {other['warm_to_cold']:.2f} and "
-            f"{other['warm_to_torch_bytes']:.2f}."
-        ),
-        (
-            f"Without the compute time of the passes, a warm start takes {warm:.2f} s, and a cold "
-            f"start takes {cold:.1f} s."
+            f"{ratios['warm_to_torch_bytes']:.2f} times as long as one from torch's own cache "
+            f"(ResNet-152: {other['warm_to_cold']:.2f} and {other['warm_to_torch_bytes']:.2f})."
         ),
         (
             f"serve_warm adds {request['inline']:.1f} µs to a request whose model is warm, and "
             f"`on_model_thread` adds {request['on_model_thread']:.0f} µs."
         ),
         (
-            f"Pulling and verifying 256 MiB takes {transfer['pull_s']:.2f} s if each connection "
-            f"delivers 85 MB/s. This is {transfer['times_a_single_stream']:.1f} times as fast as "
-            f"a single stream. The pull uses {transfer['peak_mib']:.0f} MiB of memory."
+            f"Pulling and verifying 256 MiB takes {transfer['pull_s']:.2f} s with 85 MB/s for each "
+            f"connection ({transfer['times_a_single_stream']:.1f} times as fast as a single "
+            f"stream), and {transfer['peak_mib']:.0f} MiB of memory."
         ),
     )
     return "\n".join(f"- {item}" for item in items)
@@ -146,41 +140,34 @@ def example(name: str) -> str:
 
 
 SEAT_STARTS = {
-    "plain": "on a plain worker, which must first import everything",
+    "plain": "on a plain worker",
     "preload": "on a worker with `RAY_preload_python_modules`",
     "seat": "on a seat",
     "empty": "an empty deployment, without torch",
 }
 
 
+OVERHEAD_PARTS = ("process", "ray", "imports", "ours")
+"""The parts of a start on a seat that have a limit: all but CUDA, the weights and the passes."""
+
+
 def seats() -> str:
-    """Return the table of starts on seats, with their parts."""
+    """Return the table of starts on seats. The JSON has the parts of each start."""
     found = load("seats")
-    parts = ("process", "ray", "imports", "weights", "passes", "ours")
-    names = ("creation → RUNNING", "median", "least to most", *parts[:-1], "serve_warm")
-    lines = head(*names, left=len(names))
+    lines = head("creation → RUNNING", "median", "least to most", "without weights and passes")
     for mode, words in SEAT_STARTS.items():
-        took = found[f"{mode}_s"]
-        each = found["seconds"].get(mode, {})
-        cells = [f"{each[name]:.2f}" if each else "" for name in parts]
+        took, parts = found[f"{mode}_s"], found["seconds"].get(mode)
         times = (f"{statistics.median(took):.1f} s", f"{min(took):.1f} to {max(took):.1f} s")
-        lines.append(row(words, *times, *cells))
-    of_plain = statistics.median(
-        seat / plain for seat, plain in zip(found["seat_s"], found["plain_s"], strict=True)
-    )
+        lines.append(row(words, *times, _overhead_of(parts) if parts else ""))
     machine, versions = found["machine"], found["versions"]
-    loads = dict.fromkeys(f"{load:.0f}" for load in (min(found["load"]), max(found["load"])))
     return page(
         lines,
         (
-            f"`make seats`: {found['starts']} rounds of all four starts on {machine['cpus']} "
-            f"shared cores ({machine['cpu']}), load {' to '.join(loads)}, "
-            f"torch {versions['torch']}, Ray {versions['ray']}. A start "
-            f"on a seat takes {of_plain:.2f} times as long as a start on a plain worker (median "
-            f"of the rounds). {found['full_hits']} of {found['starts']} starts on seats were full "
-            f"hits, and {found['thread_drift']} of them had a different fingerprint than the "
-            f"start on a plain worker. A seat uses {found['memory_bytes_per_seat'] / 1e6:.0f} MB "
-            "of memory. In this figure, memory that several processes share is divided among them."
+            f"`make seats`: {found['starts']} rounds of all starts on {machine['cpus']} shared "
+            f"cores, torch {versions['torch']}, Ray {versions['ray']}. A start on a seat takes "
+            f"{_ratio(found['seat_s'], found['plain_s'])} times as long as on a plain worker. "
+            f"{found['full_hits']} of {found['starts']} starts on seats were full hits. A seat "
+            f"uses {found['memory_bytes_per_seat'] / 1e6:.0f} MB, with its share of shared memory."
         ),
         *([_scale_ups(found)] if "scale_s" in found else []),
         *([_neighbour(found)] if "neighbour_s" in found else []),
@@ -188,45 +175,42 @@ def seats() -> str:
     )
 
 
+def _overhead_of(parts: Mapping[str, float]) -> str:
+    return f"{sum(parts[name] for name in OVERHEAD_PARTS):.2f} s"
+
+
+def _ratio(ours: Iterable[float], others: Iterable[float]) -> str:
+    """Return the median of the ratios within a round."""
+    return f"{statistics.median(our / other for our, other in zip(ours, others, strict=True)):.2f}"
+
+
 def _scale_ups(found: Mapping[str, Any]) -> str:
     plain, seat = found["scale_s"]["plain"], found["scale_s"]["seat"]
-    first, all_new = (
-        statistics.median(s / p for s, p in zip(seat[name], plain[name], strict=True))
-        for name in ("first", "all")
-    )
     return (
-        "Under load, a deployment was scaled from one replica to three. On plain workers, the "
-        f"first new replica answered {statistics.median(plain['first']):.1f} s after the scale-up "
-        f"began, and the second after {statistics.median(plain['all']):.1f} s. On seats, the "
-        f"first answered after {statistics.median(seat['first']):.1f} s, and the second after "
-        f"{statistics.median(seat['all']):.1f} s. On a seat, the first new replica takes "
-        f"{first:.2f} times as long as on a plain worker, and the second takes {all_new:.2f} "
-        "times as long (medians of the rounds). "
-        f"{found['scale_hits']} of {found['scale_starts']} new replicas found a seat."
+        "When a loaded deployment was scaled from one replica to three, the second new replica "
+        f"answered after {statistics.median(plain['all']):.1f} s on plain workers, and after "
+        f"{statistics.median(seat['all']):.1f} s on seats ({found['scale_hits']} of "
+        f"{found['scale_starts']} found a seat)."
     )
 
 
 def _neighbour(found: Mapping[str, Any]) -> str:
-    alone, importing = found["neighbour_s"]["alone"], found["neighbour_s"]["importing"]
-
-    def compared(name: str) -> str:
-        before, beside = statistics.median(alone[name]), statistics.median(importing[name])
-        return f"{name} {before * 1e3:.1f} ms without imports, {beside * 1e3:.1f} ms during imports"
-
+    alone, importing = (
+        f"{statistics.median(found['neighbour_s'][name]['p99']) * 1e3:.1f} ms"
+        for name in ("alone", "importing")
+    )
     return (
-        "A seat runs its imports at low priority. Latency of requests to the replica that asked "
-        f"for the seat: {compared('p50')}; {compared('p99')} (medians of the rounds)."
+        f"While a seat ran its imports, the p99 latency of its replica was {importing} instead of "
+        f"{alone}."
     )
 
 
 def _seats_on_a_gpu(found: Mapping[str, Any]) -> list[str | list[str]]:
-    parts = ("process", "ray", "imports", "cuda", "weights", "passes", "ours")
-    names = ("on a GPU", "start", "median", *parts[:-1], "serve_warm")
-    lines = head(*names, left=len(names))
+    modes = ("plain", "preload", "seat")
+    lines = head("on a GPU", *modes, "seat, without CUDA, weights and passes")
     for model, each in found.items():
-        for mode in ("plain", "preload", "seat"):
-            cells = (f"{each['seconds'][mode][name]:.2f}" for name in parts)
-            lines.append(row(model, mode, f"{statistics.median(each[f'{mode}_s']):.1f} s", *cells))
+        times = (f"{statistics.median(each[f'{mode}_s']):.1f} s" for mode in modes)
+        lines.append(row(model, *times, _overhead_of(each["seconds"]["seat"])))
     about = next(iter(found.values()))
     machine, versions = about["machine"], about["versions"]
     rounds = " and ".join(f"{each['starts']} rounds of {model}" for model, each in found.items())
@@ -240,62 +224,16 @@ def _seats_on_a_gpu(found: Mapping[str, Any]) -> list[str | list[str]]:
 def imports() -> str:
     """Return how long a replica takes to import serve_warm."""
     found = load("imports")
-    machine, versions = found["machine"], found["versions"]
-    most = list(found["by_module_s"].items())[:3]
+    versions = found["versions"]
     return (
-        f"When a level-3 replica is READY, it has imported {found['modules']} modules of "
-        "serve_warm. These modules and their libraries add "
-        f"{statistics.median(found['cpu_s']) * 1e3:.0f} ms of CPU time to the imports of torch and "
-        f"Ray Serve ({min(found['cpu_s']) * 1e3:.0f} ms in the fastest process, "
-        f"{max(found['cpu_s']) * 1e3:.0f} ms in the slowest). `-X importtime` reports "
-        f"{statistics.median(found['importtime_s']) * 1e3:.0f} ms, including "
-        f"{found['libraries_s'] * 1e3:.0f} ms for the libraries. The slowest imports are "
-        + ", ".join(f"`{name}` ({own_s * 1e3:.1f} ms)" for name, own_s in most)
-        + ".\n\n"
-        f"`python tests/benchmarks/bench_imports.py`: {len(found['cpu_s'])} processes on "
-        f"{machine['cpus']} shared cores ({machine['cpu']}), load {found['load']:.0f}, torch "
-        f"{versions['torch']}, Ray {versions['ray']}, Python {machine['python']}."
+        f"Until READY, a level-3 replica imports {found['modules']} modules of serve_warm, which "
+        f"add {statistics.median(found['cpu_s']) * 1e3:.0f} ms of CPU time to the imports of torch "
+        f"and Ray Serve (`python tests/benchmarks/bench_imports.py`, torch "
+        f"{versions['torch']}, Ray {versions['ray']})."
     )
 
 
 # The comparison of starts ---------------------------------------------------------------------
-
-START = (
-    ("shortest time to ready", "ready_s", "{:.1f} s", 1),
-    ("least overhead", "overhead_s", "{:.2f} s", 1),
-    ("least CPU time until ready", "cpu_s", "{:.1f} s", 1),
-    ("smallest artifact", "artifact_bytes", "{:.2f} MB", 1e-6),
-    ("least memory", "peak_rss_bytes", "{:.0f} MB", 1e-6),
-)
-"""The properties of a start in which a system can be best: words, key, format and scale."""
-
-CALL = (
-    ("fastest call, smallest input", "steady_p50_s", "{:.2f} ms", 1e3),
-    ("fastest call, largest input", "steady_largest_p50_s", "{:.1f} ms", 1e3),
-)
-"""The same for calls. These properties include the eager model."""
-
-WHY: Mapping[str, Mapping[str, str]] = {
-    "eager": {
-        "steady": "for large operations, torch's own kernels are as fast as compiled kernels on "
-        "this CPU; compiled code saves only the work between these operations"
-    },
-    "aotinductor": {
-        "": "aotinductor builds no model, because each package contains the weights; its loader "
-        "imports less than Dynamo and Inductor; it checks no shapes, and only warns of another CPU",
-        "steady": "it does not check arguments, because neither Dynamo nor serve_warm runs first",
-    },
-    "torch_bytes": {"artifact": "the artifact holds sources, so every start runs g++ again"},
-    "redis": {"artifact": "the artifact holds sources, so every start runs g++ again"},
-}
-"""Why another system is best, by the beginning of the key. If several match, the last one
-counts."""
-
-FOR_ALL = {
-    "steady": "it runs the same kernels as serve_warm, so the difference is noise",
-    "peak_rss": "the process loads no libraries for stores, signatures and settings",
-}
-"""Reasons for every system. A matching reason in `WHY` counts instead."""
 
 UNKNOWN = "no reason is known"
 
@@ -304,222 +242,157 @@ OTHERS = ("cold", "torch_bytes")
 
 
 def comparison() -> str:
-    """Return the comparison of starts: tables, claims, and the best system."""
+    """Return the comparison of starts: readiness, needs and claims."""
     return compared(load("startup"))
 
 
 def compared(found: Mapping[str, Any]) -> str:
     """Return the text for a document that bench_startup.py writes."""
-    machine = found["machine"]
-    lines = [
-        (
-            f"`{found['command']}`, medians of {found['repeats']} rounds on {machine['cpus']} "
-            f"shared cores ({machine['cpu']}, {machine['memory_bytes'] / 2**30:.0f} GiB), "
-            f"{found['threads']} thread, no GPU; torch {machine['torch']}, Python "
-            f"{machine['python']}, serve_warm {machine['serve_warm']}; "
-            f"{found['took_s'] / 60:.0f} minutes."
-        )
-    ]
-    lines += tables(found, "### {}")
-    lines += ["", "### What each system needs", "", "| system | needs |", "|---|---|"]
-    lines += [f"| {system} | {words} |" for system, words in found["needs"].items()]
-    lines += ["", "## Claims and results", "", *asked(found)]
-    lines += ["", "## The best system for each property", "", *best(found)]
-    return "\n".join(lines)
-
-
-def tables(found: Mapping[str, Any], title: str) -> Iterable[str]:
-    """Yield the lines of a table for each workload, each after an empty line and its title."""
-    for workload, words in found["titles"].items():
-        rows = [row for row in found["rows"] if row["workload"] == workload]
-        yield from ("", title.format(words), "", *starts(rows))
-
-
-def label(row: Mapping[str, Any]) -> str:
-    return row["system"] if row["level"] is None else f"{row['system']} level {row['level']}"
-
-
-def starts(rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
-    """Return the table of one workload, and a line for each system without figures."""
-    names = (
-        *("system", "to proof s", "overhead s", "overhead / cold", "overhead / torch_bytes"),
-        *("import left s", "CPU s", "ready s", "floor s", "ready / floor", "compiler runs"),
-        *("artifact MB", "peak MB", "call ms, smallest", "largest", "error"),
+    needs = [f"- {name}: {words}" for name, words in found["needs"].items() if name != "floor"]
+    return page(
+        readiness(found),
+        "### What each system needs",
+        needs,
+        "## Claims and results",
+        *asked(found),
     )
-    lines = head(*names)
-    without = []
-    for of in rows:
-        if of["ready_s"] is None:
-            said = of["failure"].replace("`", "'")
-            why_not = f"fails: `{said}`" if said else f"not measured: {of['not_measured']}"
-            without.append(f"- {label(of)} {why_not}")
-            lines.append(row(label(of), *"–" * (len(names) - 1)))
-            continue
-        ratios = of["ratios"]
-        ready_to_floor = "" if of["system"] == "floor" else f"{ratios['ready_to_floor']:.2f}"
+
+
+def measured(found: Mapping[str, Any]) -> dict[tuple[str, str, int | None], Mapping[str, Any]]:
+    """Return the rows with figures, by workload, system and level."""
+    return {
+        (of["workload"], of["system"], of["level"]): of
+        for of in found["rows"]
+        if of["ready_s"] is not None
+    }
+
+
+def best_alternative(
+    found: Mapping[str, Any], workload: str, clock: str, digits: int, *without: str
+) -> str:
+    """Return the least time of an alternative other than a cold start, and its name."""
+    rows = measured(found)
+    keys = ((workload, name, None) for name in limits.ALTERNATIVES if name not in without)
+    others = [rows[key] for key in keys if key in rows and key[1] != "cold"]
+    if not others:
+        return "–"
+    least = min(others, key=lambda of: of[clock])
+    return f"{least[clock]:.{digits}f} ({least['system']})"
+
+
+def cell(of: Mapping[str, Any] | None, clock: str, digits: int) -> str:
+    return "–" if of is None else f"{of[clock]:.{digits}f}"
+
+
+def readiness(found: Mapping[str, Any]) -> Sequence[str]:
+    """Return the times to ready, and the time of a call in eager execution."""
+    rows = measured(found)
+    levels = tuple(f"level {n}" for n in (2, 3))
+    lines = head("ready, s", "cold", "best alternative", *levels, "eager", "eager call / level 3")
+    for workload, title in found["titles"].items():
+        eager = rows.get((workload, "eager", None))
+        ours = [rows.get((workload, "serve_warm", n)) for n in (2, 3)]
+        calls = "–"
+        if eager and ours[-1]:
+            keys = ("steady_p50_s", "steady_largest_p50_s")
+            calls = ", ".join(f"{eager[key] / ours[-1][key]:.2f}" for key in keys)
         cells = (
-            *(f"{of['to_proof_s']:.2f}", f"{of['overhead_s']:.2f}"),
-            *(part(ratios.get("overhead_to_cold")), part(ratios.get("overhead_to_torch_bytes"))),
-            *(f"{of['import_left_s']:.2f}", f"{of['cpu_s']:.1f}", f"{of['ready_s']:.2f}"),
-            *(f"{of['floor_s']:.2f}", ready_to_floor, of["compiler_processes"]),
-            *(f"{of['artifact_bytes'] * 1e-6:.2f}", f"{of['peak_rss_bytes'] * 1e-6:.0f}"),
-            *(f"{of['steady_p50_s'] * 1e3:.2f}", f"{of['steady_largest_p50_s'] * 1e3:.1f}"),
-            f"{of['max_error']:.0e}",
+            cell(rows.get((workload, "cold", None)), "ready_s", 1),
+            best_alternative(found, workload, "ready_s", 1),
+            *(cell(of, "ready_s", 1) for of in (*ours, eager)),
         )
-        lines.append(row(label(of), *cells))
-    return [*lines, "", *without] if without else lines
+        lines.append(row(short(title), *cells, calls))
+    return lines
+
+
+def short(title: str) -> str:
+    return title.split(",", maxsplit=1)[0]
 
 
 def part(value: float | None) -> str:
     """Write a ratio in the form of the limits: `1/40` if it is small."""
     if value is None:
-        return ""
-    if value < 1 / 1000:
-        return "< 1/1000"  # a row without overhead: eager, or the floor itself
+        return "–"
     return f"{value:.2f}" if value > 0.5 else f"1/{1 / value:.3g}"
 
 
-def asked(found: Mapping[str, Any]) -> Sequence[str]:
-    """Return the limits with results, and each claim that does not hold with its reason."""
-    lines = [
-        "| | claim | limit | measured | without the remaining import | |",
-        "|---|---|---:|---:|---:|---|",
-    ]
+def asked(found: Mapping[str, Any]) -> Sequence[str | Sequence[str]]:
+    """Return the limits with results, and the reasons for the missed ones."""
     all_checks = limits.checks(found)
-    missed = [check for check in all_checks if not check.held]
-    for check in all_checks:
-        if check.limit == 1.0 and check.held:
-            continue  # counted below
-        verdict = "held" if check.held else "**missed**"
-        lines.append(
-            f"| {found['titles'][check.workload]} | {check.claim} | {part(check.limit)} "
-            f"| {part(check.value)} | {part(check.past_import)} | {verdict} |"
-        )
+    by_claim: dict[tuple[str, float], dict[str, limits.Check]] = {}
     faster = [check for check in all_checks if check.limit == 1.0]
-    lines += [
-        "",
+    for check in all_checks:
+        if check.limit != 1.0 or not check.held:  # the others are counted below
+            by_claim.setdefault((check.claim, check.limit), {})[check.workload] = check
+    names = {
+        name: short(title)
+        for name, title in found["titles"].items()
+        if any(name in checks for checks in by_claim.values())
+    }
+    lines = head("claim", "limit", *names.values())
+    for (claim, limit), checks in by_claim.items():
+        cells = ("–" if name not in checks else of_check(checks[name]) for name in names)
+        lines.append(row(claim, part(limit), *cells))
+    reasons = dict.fromkeys(
+        limits.MISSED.get(check.key, UNKNOWN) for check in all_checks if not check.held
+    )
+    return [
+        lines,
+        " ".join(["Missed limits are in bold:", *(f"{reason}." for reason in reasons)])
+        if reasons
+        else "All limits are held.",
         (
-            f"Levels {' and '.join(map(str, limits.FASTER))} were compared with the alternatives "
-            f"({', '.join(limits.ALTERNATIVES)}). In {sum(check.held for check in faster)} of "
-            f"{len(faster)} comparisons of readiness and overhead, serve_warm was faster. The "
-            "table above lists each comparison in which serve_warm was slower. The overhead of "
-            "aotinductor is not compared, because this overhead includes loading the weights. "
+            f"Levels {' and '.join(map(str, limits.FASTER))} were faster than the alternatives in "
+            f"{sum(check.held for check in faster)} of {len(faster)} comparisons of readiness and "
+            "overhead (without the overhead of aotinductor, which includes loading the weights). "
             f"{_not_compared(found)}"
         ),
     ]
-    if missed:
-        lines.append("")
-    for check in missed:
-        reason = limits.MISSED.get(check.key, UNKNOWN)
-        title = found["titles"][check.workload]
-        lines.append(f"- {title}, {check.claim}: {part(check.value)}. {sentence(reason)}")
-    return lines
+
+
+def of_check(check: limits.Check) -> str:
+    return part(check.value) if check.held else f"**{part(check.value)}**"
 
 
 def _not_compared(found: Mapping[str, Any]) -> str:
     """Return how many comparisons with alternatives are missing, and which starts failed."""
     workloads: dict[str, list[str]] = {}
     count = 0
-    for row in found["rows"]:
-        if row["system"] not in limits.ALTERNATIVES or row["ready_s"] is not None:
+    for of in found["rows"]:
+        if of["system"] not in limits.ALTERNATIVES or of["ready_s"] is not None:
             continue
-        title = found["titles"][row["workload"]].split(",")[0]
-        workloads.setdefault(row["system"], []).append(title)
-        clocks = 1 if row["system"] == "aotinductor" else 2  # readiness, and overhead
+        workloads.setdefault(of["system"], []).append(short(found["titles"][of["workload"]]))
+        clocks = 1 if of["system"] == "aotinductor" else 2  # readiness, and overhead
         count += clocks * len(limits.FASTER)
     if not count:
         return "Every alternative started on every model."
     words = "; ".join(f"{system} on {', '.join(titles)}" for system, titles in workloads.items())
-    return (
-        f"{count} comparisons are missing, because the alternative failed on the model "
-        f"({words}). Each error message is below the table of its model."
-    )
-
-
-def best(found: Mapping[str, Any]) -> Sequence[str]:
-    """Return the best system for each property, and the reason if it is not serve_warm."""
-    titles = found["titles"]
-    lines = [f"| | {' | '.join(titles.values())} |", "|---|" + "---|" * len(titles)]
-    won: dict[tuple[str, str], dict[str, None]] = {}
-    eager = {row["workload"]: row for row in found["rows"] if row["system"] == "eager"}
-    for words, key, form, scale in (*START, *CALL):
-        cells = []
-        for workload in titles:
-            # Eager needs no compile and gains nothing from one. The lines below the table compare
-            # it with serve_warm.
-            out = {"floor"} if key.startswith("steady") else {"floor", "eager"}
-            rows = [
-                row
-                for row in found["rows"]
-                if row["workload"] == workload and row["system"] not in out and row[key]
-            ]
-            if not rows:
-                cells.append("")
-                continue
-            first = min(rows, key=lambda row: row[key])
-            cells.append(f"{label(first)}, {form.format(first[key] * scale)}")
-            if first["system"] != "serve_warm":
-                won.setdefault((first["system"], why(first["system"], key)), {})[words] = None
-        lines.append(f"| {words} | {' | '.join(cells)} |")
-    lines.append("")
-    for (system, reason), words in won.items():
-        lines.append(f"- {system} ({'; '.join(words)}): {reason}.")
-    for workload, title in titles.items():
-        ours = [
-            row
-            for row in found["rows"]
-            if row["workload"] == workload and row["system"] == "serve_warm" and row["ready_s"]
-        ]
-        if not ours or not eager.get(workload, {}).get("ready_s"):
-            continue
-        row, other = min(ours, key=lambda row: row["ready_s"]), eager[workload]
-        small, large = (f"{other[key] / row[key]:.2f}" for _, key, _, _ in CALL)
-        model = title.replace(", ", " (") + ")"
-        lines.append(
-            f"- {model}: eager is ready after {other['ready_s']:.1f} s, and {label(row)} after "
-            f"{row['ready_s']:.1f} s. An eager call takes {small} times as long as a call with "
-            f"serve_warm for the smallest input, and {large} times as long for the largest input."
-        )
-    return lines
-
-
-def why(system: str, key: str) -> str:
-    known = [*FOR_ALL.items(), *WHY.get(system, {}).items()]
-    return ([reason for start, reason in known if key.startswith(start)] or [UNKNOWN])[-1]
-
-
-def sentence(words: str) -> str:
-    return words[:1].upper() + words[1:] + "."
+    return f"{count} comparisons are missing, because the alternative failed ({words})."
 
 
 def side_by_side(found: Mapping[str, Any]) -> str:
     """Return the overheads of the comparison as a table, and where they were measured."""
-    rows = {
-        (row["workload"], row["system"], row["level"]): row
-        for row in found["rows"]
-        if row["ready_s"] is not None
-    }
-
-    def cell(row: Mapping[str, Any] | None, clock: str, digits: int) -> str:
-        return "–" if row is None else f"{row[clock]:.{digits}f}"
-
+    rows = measured(found)
+    ways = ("cold", "torch's own cache", "best alternative")
     levels = ("level 1", "level 2", "level 2 without `import left`", "level 3")
-    lines = head("overhead, s", "cold", "torch's own cache", *levels)
+    lines = head("overhead, s", *ways, *levels)
     for workload, title in found["titles"].items():
-        levels = {n: rows.get((workload, "serve_warm", n)) for n in (1, 2, 3)}
+        ours = {n: rows.get((workload, "serve_warm", n)) for n in (1, 2, 3)}
         cells = (
             *(cell(rows.get((workload, name, None)), "overhead_s", 0) for name in OTHERS),
-            *(cell(levels[n], "overhead_s", 2) for n in (1, 2)),
-            *(cell(levels[2], "past_import_s", 2), cell(levels[3], "overhead_s", 2)),
+            # An AOTInductor package contains the weights, and its overhead includes loading them.
+            best_alternative(found, workload, "overhead_s", 0, "aotinductor"),
+            *(cell(ours[n], "overhead_s", 2) for n in (1, 2)),
+            *(cell(ours[2], "past_import_s", 2), cell(ours[3], "overhead_s", 2)),
         )
-        lines.append(row(title.split(",")[0], *cells))
+        lines.append(row(short(title), *cells))
     machine = found["machine"]
     return page(
         lines,
-        f"The table and the figure show medians of {found['repeats']} rounds on "
-        f"{machine['cpus']} shared cores ({machine['cpu']}), with {found['threads']} thread, "
-        f"without Ray, and without a GPU, for torch {machine['torch']} and Python "
-        f"{machine['python']}.",
+        f"Medians of {found['repeats']} rounds on {machine['cpus']} shared cores "
+        f"({machine['cpu']}), with {found['threads']} thread, without Ray, and without a GPU, for "
+        f"torch {machine['torch']} and Python {machine['python']}. "
+        "[`startup.json`](../tests/benchmarks/results/startup.json) has all systems and columns.",
     )
 
 
@@ -537,7 +410,7 @@ def loading() -> str:
     slowest = max(by_level[2], key=lambda row: row["stages"]["load"])
     low, high = extremes(row["stages"]["load"] for row in by_level[2])
     low_3, high_3 = extremes(row["stages"]["load"] for row in by_level[3])
-    title = found["titles"][slowest["workload"]].split(",")[0]
+    title = short(found["titles"][slowest["workload"]])
     cpu_s, wall_s = slowest["cpu_stages"]["load"], slowest["stages"]["load"]
     waits = ", so it spends no time waiting" if wall_s < 1.1 * cpu_s else ""
     return (
@@ -655,67 +528,34 @@ def probe_cost() -> str:
 
 
 def comparison_line() -> str:
-    """Return the overheads of the comparison, and starts and requests on a GPU."""
-    return f"{side_by_side(load('startup'))}\n\n{gpu_line()}"
-
-
-def gpu_line() -> str:
-    """Return a table with starts of the reference case on a GPU, and the requests after a start."""
-    found, asked = load("startup_gpu"), load("requests_gpu")
-    machine, ours, naive = found["machine"], asked["serve_warm"], asked["naive"]
-
-    def to_proof(system: str, level: int | None = None) -> str:
-        [row] = [
-            row
-            for row in found["rows"]
-            if (row["workload"], row["system"], row["level"]) == ("resnet152_gpu", system, level)
-        ]
-        return f"{row['to_proof_s']:.1f}"
-
-    counted = {"compiles": "compiles", "captures": "captures", "tunings": "autotuning runs"}
-    *first, last = (f"{ours['after_ready'][key]} {words}" for key, words in counted.items())
-    cells = [
-        *(to_proof(system) for system in OTHERS),
-        *(to_proof("serve_warm", level) for level in (1, 2, 3)),
-    ]
-    ways = ("cold", "torch's own cache", "level 1", "level 2", "level 3")
-    lines = [
-        *head("seconds from model construction to proof, on a GPU", *ways),
-        row("ResNet-152, batch 32, CUDA graphs", *cells),
-        "",
-        (
-            f"This table shows medians of {found['repeats']} rounds on an {machine['gpu']}, for "
-            f"torch {machine['torch']}. On an {asked['machine']['gpu']}, "
-            f"{ours['together']['clients']} clients sent "
-            f"{ours['together']['requests']:,} requests to the image classifier under Ray Serve. "
-            f"These requests caused {', '.join(first)} and {last}, and got "
-            f"{ours['together']['wrong']} wrong answers. A naive deployment with a warm-up in "
-            f"`__init__` and a sync route answered {naive['together']['wrong']} of "
-            f"{naive['together']['requests']:,} requests wrongly. "
-            "[Benchmarks on GPUs](benchmarks-gpu.md) has the commands, and lists what was not run."
-        ),
-    ]
-    return "\n".join(lines)
+    return side_by_side(load("startup"))
 
 
 def on_a_gpu() -> str:
     """Return the starts that were measured on a GPU, with their claims."""
     found = load("startup_gpu")
-    machine = found["machine"]
-    lines = [
-        (
-            f"`{found['command']}`, medians of {found['repeats']} rounds on one {machine['gpu']} "
-            f"and {machine['cpus']} cores ({machine['cpu']}), {found['threads']} thread; torch "
-            f"{machine['torch']}, Python {machine['python']}, serve_warm "
-            f"{machine['serve_warm']}; {found['took_s'] / 60:.0f} minutes."
+    machine, rows = found["machine"], measured(found)
+    levels = tuple(f"level {n}" for n in (1, 2, 3))
+    lines = head("to proof, s", "cold", "torch's own cache", "best alternative", *levels)
+    for workload, title in found["titles"].items():
+        cells = (
+            *(cell(rows.get((workload, name, None)), "to_proof_s", 1) for name in OTHERS),
+            best_alternative(found, workload, "to_proof_s", 1),
+            *(cell(rows.get((workload, "serve_warm", n)), "to_proof_s", 1) for n in (1, 2, 3)),
         )
+        lines.append(row(title, *cells))
+    claims = [
+        f"- {check.claim}: {of_check(check)} (limit {part(check.limit)})"
+        for check in limits.checks_on_a_gpu(found)
     ]
-    lines += tables(found, "**{}**")
-    lines += ["", "| claim | limit | measured | |", "|---|---:|---:|---|"]
-    for check in limits.checks_on_a_gpu(found):
-        verdict = "held" if check.held else "**missed**"
-        lines.append(f"| {check.claim} | {part(check.limit)} | {part(check.value)} | {verdict} |")
-    return "\n".join(lines)
+    return page(
+        lines,
+        f"Medians of {found['repeats']} rounds on one {machine['gpu']}, torch "
+        f"{machine['torch']}. "
+        "[`startup_gpu.json`](../tests/benchmarks/results/startup_gpu.json) has the command and "
+        "all columns.",
+        claims,
+    )
 
 
 def requests_on_a_gpu() -> str:
@@ -725,11 +565,7 @@ def requests_on_a_gpu() -> str:
     sides = (ours, naive)
 
     def alone(side: Mapping[str, Any], key: str, digits: int) -> str:
-        least, most = extremes(one[key] for one in side["alone"])
-        if least == most:
-            return f"{least:.{digits}f}"
-        middle = statistics.median(one[key] for one in side["alone"])
-        return f"{middle:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
+        return f"{statistics.median(one[key] for one in side['alone']):.{digits}f}"
 
     def ready(side: Mapping[str, Any]) -> str:
         all_s = side["ready_s"] if isinstance(side["ready_s"], list) else [side["ready_s"]]
@@ -741,29 +577,33 @@ def requests_on_a_gpu() -> str:
     together = [side["together"] for side in sides]
     lines = [
         (
-            f"`python tests/gpu/serve_requests.py` with `{found['config']}`: "
-            f"{len(ours['alone'])} replicas with serve_warm and one naive replica, on an "
-            f"{machine['gpu']} and {machine['cpus']} cores; torch {machine['torch']}, Ray "
-            f"{machine['ray']}, Python {machine['python']}."
+            f"`python tests/gpu/serve_requests.py` with `{found['config']}`, on an "
+            f"{machine['gpu']}, torch {machine['torch']}."
         ),
         "",
         "| | serve_warm | naive |",
         "|---|---:|---:|",
         row("ready, s", *map(ready, sides)),
-        row("first request, ms", *(alone(side, "first_ms", 1) for side in sides)),
-        row("median of the next 100 requests, ms", *(alone(side, "p50_ms", 1) for side in sides)),
-        row("first / median", *(alone(side, "first_to_p50", 2) for side in sides)),
+        row("median of a single client, ms", *(alone(side, "p50_ms", 1) for side in sides)),
+        row("first request / median", *(alone(side, "first_to_p50", 2) for side in sides)),
         row(
             f"answers to {together[0]['clients']} clients",
             *(f"{each['requests']:,} in {each['seconds']:.0f} s" for each in together),
         ),
-        row("median and p99, ms", *(f"{e['p50_ms']:.0f}, {e['p99_ms']:.0f}" for e in together)),
+        row(
+            "their median and p99, ms", *(f"{e['p50_ms']:.0f}, {e['p99_ms']:.0f}" for e in together)
+        ),
         row("answers that differ from eager execution", *(str(each["wrong"]) for each in together)),
     ]
     counted = ("compiles", "captures", "kernels", "tunings")
-    lines += [row(f"{key} after ready", *(after(side, key) for side in sides)) for key in counted]
     lines.append(
-        row("CUDA graphs abandoned after ready", *(after(each, "graph_skips") for each in sides))
+        row(
+            "compiles, captures, kernel builds, autotuning runs after READY",
+            *(", ".join(after(side, key) for key in counted) for side in sides),
+        )
+    )
+    lines.append(
+        row("CUDA graphs abandoned after READY", *(after(each, "graph_skips") for each in sides))
     )
     return "\n".join(lines)
 
@@ -771,30 +611,27 @@ def requests_on_a_gpu() -> str:
 def warm_calls() -> str:
     """Return the tables of warm calls, by model and by the change before each call."""
     found, changes = load("call"), load("changes")
-    versions, sides = found["versions"], ("torch.compile µs", "serve_warm µs", "ratio")
-
-    def compared_calls(of: Mapping[str, Any]) -> tuple[str, str, str]:
-        us = of["us"]
-        return f"{us['torch_compile']:.0f}", f"{us['serve_warm']:.0f}", f"{of['ratio']:.2f}"
-
-    by_model = head("model", "kernels", *sides, "quartiles", "watch µs", "facts", "dicts", left=2)
+    versions = found["versions"]
+    by_model = head("model", "kernels", "torch.compile µs", "serve_warm µs", "ratio", left=2)
     for of in found["models"]:
-        low, _, high = of["quartiles"]
-        watch = (f"{low:.2f}, {high:.2f}", f"{of['watch_us']:.1f}", of["facts"], of["dicts"])
-        by_model.append(row(of["name"], of["kernels"], *compared_calls(of), *watch))
-    by_change = head("change before each call", "level", *sides, "limit", "compiles")
+        us = (f"{of['us'][side]:.0f}" for side in ("torch_compile", "serve_warm"))
+        by_model.append(row(of["name"], of["kernels"], *us, f"{of['ratio']:.2f}"))
+    by_level: dict[int, list[str]] = {}
     for of in changes["rows"]:
-        cells = (*compared_calls(of), of["limit"], of["compiles"])
-        by_change.append(row(of["name"], of["level"], *cells))
+        change = f"{of['name'].removesuffix(' before each call')} {of['ratio']:.2f}"
+        by_level.setdefault(of["level"], []).append(change)
+    most = dict.fromkeys(of["limit"] for of in changes["rows"])
     return page(
         f"`python tests/benchmarks/bench_call.py`, medians of {found['rounds']} alternating "
         f"rounds of {found['calls_per_round']} calls, 1 thread, torch {versions['torch']}, Python "
         f"{versions['python']}; the ratio must be at most {found['limit']}.",
         by_model,
         f"`python tests/benchmarks/bench_changes.py`, a model of {changes['layers']} layers, "
-        f"medians of {changes['rounds']} rounds of {changes['calls_per_round']} calls. The time "
-        "includes the change. At level 1, `torch.compile` runs the calls.",
-        by_change,
+        f"medians of {changes['rounds']} rounds of {changes['calls_per_round']} calls. The ratios "
+        "include a change before each call. At level 1, `torch.compile` runs the calls. There were "
+        f"{sum(of['compiles'] for of in changes['rows'])} compiles. Limits: "
+        f"{' and '.join(map(str, most))} (for adapters).",
+        [f"- level {level}: {'; '.join(by_level[level])}" for level in sorted(by_level)],
     )
 
 
@@ -837,20 +674,19 @@ def half_precision() -> str:
     """Return the start of a decoder in bfloat16 on a GPU, by level."""
     found = load("half_precision_gpu")
     machine, static = found["machine"], found["static_cache"]
-    names = ("RMSE ratio", "largest-error ratio", "compiles", "load to proof", "step")
+    names = ("RMSE ratio", "largest-error ratio", "load to proof", "step")
     lines = head("level", "refused", *names)
     for of in found["half_precision"]:
         entries = of["entries"]
         ratios = (max(e[name] for e in entries) for name in ("rmse_ratio", "max_ratio"))
         cells = (f"{len(of['refused'])} of {len(entries)}", *(f"{each:.2f}" for each in ratios))
         times = (f"{of['to_proof_s']:.2f} s", f"{of['full_step_ms']:.1f} ms")
-        lines.append(row(of["level"], *cells, of["compiles"], *times))
+        lines.append(row(of["level"], *cells, *times))
     return page(
         f"`python tests/gpu/models_gpu.py --models half_precision`, {machine['gpu']}, torch "
         f"{machine['torch']}: random weights of Qwen3-0.6B's size in bfloat16, 8 slots of 1,024 "
-        "tokens, prompts of 128 and 512 tokens, CUDA graphs. The steps are medians with 8 rows. A "
-        "step of a static cache of transformers with `torch.compile` took "
-        f"{static['full_step_ms']:.1f} ms.",
+        "tokens, CUDA graphs. Steps are medians with 8 rows. With a static cache of transformers "
+        f"and `torch.compile`, a step took {static['full_step_ms']:.1f} ms.",
         lines,
     )
 
@@ -894,12 +730,11 @@ def at_once_on_gpus() -> str:
     counted = sum(run[key] for run in together for key in ("compiles", "kernels", "tunings"))
     return (
         f"{summary['replicas']} replicas of `{summary['workload']}` started at the same moment, at "
-        f"level {summary['level']}, on {found['gpus']} {found['machine']['gpu']} and "
-        f"{found['machine']['cpus']} cores. {warm} starts were full hits. All starts together "
-        f"caused {counted} compiles, kernel builds and autotuning runs, and one download of "
-        f"{summary['downloaded_bytes'] / 1e6:.2f} MB. The median time from model construction to "
-        f"proof was {statistics.median(took):.1f} s, and the longest was {max(took):.1f} s. A "
-        f"replica that started alone took {summary['alone_s']:.1f} s."
+        f"level {summary['level']}, on {found['gpus']} {found['machine']['gpu']}. {warm} starts "
+        f"were full hits. Together, they caused {counted} compiles, kernel builds and autotuning "
+        f"runs, and one download of {summary['downloaded_bytes'] / 1e6:.2f} MB. They took "
+        f"{statistics.median(took):.1f} s to proof (median; at most {max(took):.1f} s), and a "
+        f"replica alone took {summary['alone_s']:.1f} s."
     )
 
 
@@ -969,6 +804,7 @@ def decoding_on_a_gpu() -> str:
         return f"| {name} | {' | '.join(cells)} |"
 
     equal = " | ".join("yes" if each["tokens_equal"] else "no" for each in levels)
+    counted = ("compiles", "captures_in_steps", "compiles_in_steps")
     lines = [
         row("", "level", text="level {}"),
         "|---|" + "---:|" * len(levels),
@@ -976,32 +812,17 @@ def decoding_on_a_gpu() -> str:
         row("artifact, MB", "artifact_megabytes", text="{:.1f}"),
         row("load to proof, s", "to_proof_s", text="{:.1f}"),
         f"| same tokens as eager execution | {equal} |",
-        row("compiles during the start", "compiles"),
         row(
-            "graph launches per prefill and per decode step",
-            "launches_of_prefill",
-            "launches_of_decode",
-            text="{:.0f}, {:.0f}",
+            f"compiles in the start; captures, compiles in {levels[0]['steps']:,} steps",
+            *counted,
+            text="{}; {}, {}",
         ),
-        row(
-            f"captures and compiles in {levels[0]['steps']:,} steps",
-            "captures_in_steps",
-            "compiles_in_steps",
-            text="{}, {}",
-        ),
-        row("time of a decode step with 8 slots, ms", "step_ms", text="{:.2f}"),
-        row("CPU time of serve_warm in this step, µs", "dispatch_us", text="{:.0f}"),
+        row("decode step with 8 slots, ms", "step_ms", text="{:.2f}"),
+        row("CPU time of serve_warm in it, µs", "dispatch_us", text="{:.0f}"),
         "",
         (
             "`python tests/gpu/models_gpu.py --models decode`: a Llama of 8 layers with random "
-            f"weights in float32, on one {machine['gpu']} and {machine['cpus']} cores, one run; "
-            f"torch {machine['torch']}, Python {machine['python']}."
-        ),
-        *(
-            f"On another host with the same kind of GPU, a step at level {each['level']} took "
-            f"{each['step_us'] / 1e3:.2f} ms, and serve_warm used "
-            f"{each['dispatch_us']:.0f} µs of CPU time per step."
-            for each in found.get("decode_on_another_host", ())
+            f"weights in float32, on one {machine['gpu']}, one run; torch {machine['torch']}."
         ),
     ]
     return "\n".join(lines)
@@ -1009,13 +830,13 @@ def decoding_on_a_gpu() -> str:
 
 MODELS_ON_A_GPU = {
     "vit_large_gpu": "ViT-L, batch 32",
-    "whisper_large_gpu": "Whisper model of Whisper-large's size, 30 s of audio",
+    "whisper_large_gpu": "Whisper of large's size, 30 s of audio",
 }
 STARTS_ON_A_GPU = {
     ("cold", None): "cold",
     ("torch_bytes", None): "torch's own cache",
-    ("serve_warm", 2): "serve_warm, level 2",
-    ("serve_warm", 3): "serve_warm, level 3",
+    ("serve_warm", 2): "level 2",
+    ("serve_warm", 3): "level 3",
 }
 
 
@@ -1023,25 +844,17 @@ def models_on_a_gpu() -> str:
     """Return how long large models take from construction to proof on a GPU."""
     found = load("models_gpu")
     machine = found["machine"]
-    rows = {(row["workload"], row["system"], row["level"]): row for row in found["rows"]}
-    lines = ["| model | system | to proof, s | vs. cold | compiler runs | a call, ms | verdict |"]
-    lines.append("|---|---|---:|---:|---:|---:|---|")
+    rows = {(of["workload"], of["system"], of["level"]): of for of in found["rows"]}
+    lines = head("to proof, s", *STARTS_ON_A_GPU.values(), "a call at level 3, ms")
     for model, title in MODELS_ON_A_GPU.items():
-        cold_s = rows[model, "cold", None]["to_proof_s"]
-        for system, name in STARTS_ON_A_GPU.items():
-            row = rows[(model, *system)]
-            (run,) = row["runs"]
-            took_s, call_ms = row["to_proof_s"], row["steady_p50_s"] * 1e3
-            lines.append(
-                f"| {title} | {name} | {took_s:.2f} | {took_s / cold_s:.2f} "
-                f"| {run['compiler_processes']} | {call_ms:.1f} | {run.get('verdict') or '–'} |"
-            )
+        of_each = [rows[(model, *system)] for system in STARTS_ON_A_GPU]
+        call_ms = f"{of_each[-1]['steady_p50_s'] * 1e3:.1f}"
+        lines.append(row(title, *(f"{of['to_proof_s']:.2f}" for of in of_each), call_ms))
     return page(
         lines,
         "`python tests/gpu/models_gpu.py --models vit_large,whisper_large --turns 1`: models "
-        f"in bfloat16 with CUDA graphs, on one {machine['gpu']} and {machine['cpus']} cores, "
-        f"one run of each system; torch {machine['torch']}, Python {machine['python']}. "
-        "`to proof` is measured from the end of model construction.",
+        f"in bfloat16 with CUDA graphs, on one {machine['gpu']}, one run of each "
+        f"system; torch {machine['torch']}.",
     )
 
 
