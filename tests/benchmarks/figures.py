@@ -742,41 +742,19 @@ def images() -> str:
     """Return the measurements of `make images`: time and size of each step, and the start."""
     found = load("images")
     machine, versions, seconds = found["machine"], found["versions"], found["seconds"]
-    names = {
-        "base": "Debian 12 with Python, by debootstrap",
-        "bare": "`bare`, including the stage that makes its Python environment",
-        "compiler": "`compiler`",
-        "level3": "`level3`",
-        "app": "`app`, the default",
-        "artifact": "`serve-warm build` in `app`, which makes the artifact",
-        "volume": "`volume`, only the artifact",
-        "baked": "`baked`",
-        "start": "start of the baked image, until a replica is ready",
-    }
-    lines = head("step", "seconds", "size of the image", left=3)
-    for step, name in names.items():
-        took = f"{seconds[step]:.0f}" if seconds[step] >= 1 else "under 1"
+    names = {"base": "Debian 12 with Python", "artifact": "`serve-warm build`"}
+    names["start"] = "start of `baked`, until a replica is ready"
+    steps = []
+    for step, took in seconds.items():
         size = found["sizes_bytes"].get(step)
-        lines.append(f"| {name} | {took} | {_size(size) if size else ''} |")
-    build = found["build"]
-    return page(
-        lines,
-        (
-            f"One run of `{found['command']}` on {machine['cpus']} shared cores ({machine['cpu']}, "
-            f"{machine['memory_bytes'] / 2**30:.0f} GiB, load {machine['load']:.0f}), with buildah "
-            f"{versions['buildah']}, runc {versions['runc']}, Debian {versions['debian']}, Python "
-            f"{versions['python']}, torch {versions['torch']} and Ray {versions['ray']}. Sizes are "
-            "uncompressed, and each image includes the layers that it shares with other images."
-        ),
-        (
-            f"The build ran {build['compiler_processes']} compiler processes. In this build, the "
-            f"proof ended after {build['to_proof_s']:.1f} s in the cold replica, and after "
-            f"{build['round_trip_s']:.1f} s in the replica of the round trip. The verdict of the "
-            f"baked image's replica was `{found['verdict']}`. This replica was ready in "
-            f"{found['ready_s']:.1f} s, and ran {found['compiler_processes']} compiler processes. "
-            f"The runbooks contain {len(found['commands'])} commands for a pod. All of them were "
-            "run in this container and ended with exit code 0."
-        ),
+        cost = f"{took:.0f} s" if took >= 1 else "under 1 s"
+        steps.append(f"{names.get(step, f'`{step}`')} {cost}{f', {_size(size)}' if size else ''}")
+    return (
+        f"{'; '.join(steps)}.\n\n"
+        f"One run of `{found['command']}` on {machine['cpus']} shared cores, torch "
+        f"{versions['torch']}, Ray {versions['ray']}. Sizes are uncompressed, with shared layers. "
+        f"The replica was ready in {found['ready_s']:.1f} s (`{found['verdict']}`, "
+        f"{found['compiler_processes']} compiler processes)."
     )
 
 
