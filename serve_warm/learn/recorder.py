@@ -81,8 +81,10 @@ class _Long(NamedTuple):
 reached: ContextVar[set[int] | None] = ContextVar("serve_warm_reached", default=None)
 """The kinds of calls that the request of this context has made so far, if requests are recorded."""
 
-Kept = tuple[tuple[Any, ...], Mapping[Any, Any]]
-"""What is kept of the arguments of a call."""
+Kept = tuple[Any, ...]
+"""What is kept of the arguments of a call: a tuple of the positional ones, and a mapping of the
+others. For a call with tensors alone, the key of its kind, which has all that is kept, and takes no
+time to make."""
 
 
 @dataclass
@@ -215,12 +217,16 @@ class Recorder:
     ) -> _Kind:
         kept, tensors = _kept(args, kwargs, key)
         why_not = AUTOCAST if casts else _why_not(tensors)
+        modes = {
+            "inference_tensors": any(each.is_inference() for each in tensors),
+            "inference_mode": bool(key[1]),
+            "grad_mode": bool(key[2]),
+        }
         if len(tensors) != len(args) and _count_items(kept) > MOST_IN_ALL:
             # All such calls are one kind, because the key would be as large as what is kept.
             key, kept, why_not = (id(counts), MANY), ((), {}), MANY
             if key in self._kinds:
                 return self._kinds[key]
-        modes = _modes(any(each.is_inference() for each in tensors))
         return self._add(key, _Kind(counts, kept, modes, _is_model_thread(), why_not))
 
     def note_kind(
@@ -337,10 +343,7 @@ def _kept(
     """Return what is kept of the arguments of a new kind of call, and the tensors in them."""
     tensors = [each for each in args if type(each) is Tensor]
     if len(tensors) == len(args) and not kwargs:
-        # Most calls. The key begins with the modes, and then has what is kept.
-        fields = len(_Tensor._fields)
-        starts = range(3, 3 + 6 * len(args), 6)
-        return (tuple(_Tensor._make(key[at : at + fields]) for at in starts), kwargs), tensors
+        return key, tensors  # most calls: it has all that is kept
     return (tuple(map(_keep, args)), _keep(dict(kwargs))), _tensors_in(args, kwargs)
 
 
@@ -382,7 +385,7 @@ def _signature(arguments: Signature | Kept) -> Signature:
     """
     if isinstance(arguments, Signature):
         return arguments
-    args, kwargs = arguments
+    args, kwargs = arguments if len(arguments) == 2 else (_tensors_of(arguments), {})
     kept: list[_Tensor] = []
     structure, _ = describe_structure(
         [_as_argument(each, kept) for each in args],
@@ -394,6 +397,17 @@ def _signature(arguments: Signature | Kept) -> Signature:
     if any(each.requires_grad for each in kept):
         raise NoEntry("a tensor requires grad")
     return Signature(structure=structure, tensors=tuple(map(str, kept)))
+
+
+def _tensors_of(key: tuple[Any, ...]) -> tuple[_Tensor, ...]:
+    """Return the tensors in the key of a call with tensors alone, which begins with its modes."""
+    fields = len(_Tensor._fields)
+    starts = range(OF_MODES, len(key) - OF_TENSOR + 1, OF_TENSOR)
+    return tuple(_Tensor._make(key[at : at + fields]) for at in starts)
+
+
+OF_MODES, OF_TENSOR = 3, 6
+"""How many items of a key come from the modes of torch, and from each tensor."""
 
 
 def _as_argument(kept: Any, tensors: list[_Tensor]) -> Any:
