@@ -119,3 +119,35 @@ def test_every_document_that_code_or_chart_names_is_there() -> None:
 
     assert len(named) > 20
     assert sorted(each for each in named if dead(ROOT / "here.md", f"[a]({each[1]})")) == []
+
+
+# The order of the documentation -------------------------------------------------------------------
+
+
+MOST_WORDS = 45_000
+"""Largest number of words in all pages of docs/, tables and code included: two and a half hours of
+reading."""
+
+
+def pages_in_order() -> list[Path]:
+    """Return the pages of docs/, in the order in which docs/README.md names them."""
+    start = ROOT / "docs/README.md"
+    found = [
+        (start.parent / target.partition("#")[0]).resolve() for target in targets(start.read_text())
+    ]
+    return list(dict.fromkeys(each for each in found if each.is_relative_to(start.parent)))
+
+
+def test_each_page_ends_with_the_next_one():
+    """One can read all of it by following the links, and no page is left out."""
+    pages = pages_in_order()
+    assert {*pages} == {*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/README.md"}
+    for page, following in itertools.pairwise([*pages, ROOT / "docs/README.md"]):
+        last = page.read_text().rstrip("\n").rpartition("\n")[2]
+        assert last.startswith("Next: "), page
+        assert (page.parent / targets(last)[0]).resolve() == following
+
+
+def test_the_documentation_is_short_enough_to_be_read():
+    pages = (ROOT / "docs").rglob("*.md")
+    assert sum(len(page.read_text().split()) for page in pages) <= MOST_WORDS
