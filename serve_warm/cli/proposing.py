@@ -36,7 +36,16 @@ from serve_warm.errors import ConfigError
     help="The Serve config to propose, if APP is module:app.",
 )
 @click.option("--write", is_flag=True, help="Write what is shown. An existing config is kept.")
-def init(*, app: str, artifact: str | None, inputs: bool, output: Path, write: bool) -> None:
+@screen.json_option
+def init(
+    *,
+    app: str,
+    artifact: str | None,
+    inputs: bool,
+    output: Path,
+    write: bool,
+    json_file: Path | None,
+) -> None:
     """Propose a Serve config that warms an application, or inputs that it can declare.
 
     The command imports the application, runs no __init__, and shows what it would write. Without
@@ -54,7 +63,10 @@ def init(*, app: str, artifact: str | None, inputs: bool, output: Path, write: b
     for why in left:
         click.echo(f"left as it is: {screen.show_line(why)}", err=True)
     proposals = [each for each in proposals if each.diff()]
-    for each in proposals:
+    if json_file is not None:
+        files = [{"file": str(each.path), "content": each.after} for each in proposals]
+        screen.data({"files": files, "left": left}, json_file)
+    for each in proposals if json_file != Path("-") else ():
         is_new = each.before is None
         click.echo((each.after if is_new else each.diff()).rstrip("\n"))
     if not proposals:

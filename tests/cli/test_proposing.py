@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ def test_nothing_is_written_without_write(target):
     shown = init(target)
     assert (shown.exit_code, sorted(map(str, Path().glob("*.yaml")))) == (0, [])
     assert "nothing was written; --write writes serve.yaml" in shown.stderr
+    (file,) = json.loads(init(target, "--json", "-").stdout)["files"]
+    assert file == {"file": "serve.yaml", "content": shown.stdout}
     written = init(target, "--write")
     assert Path("serve.yaml").read_text() == written.stdout == shown.stdout
     assert "next: serve-warm check serve.yaml" in written.stderr
