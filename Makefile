@@ -3,7 +3,7 @@
 #
 # Every target sets up what it needs. The first run takes minutes, because torch is large.
 #
-#   make demo      a deployment, cold and then warm
+#   make demo      the first session of the README, cold and then warm
 #   make demo-s3   the same, with the artifact in a bucket of an S3 server that the demo starts
 #   make unit      tests without a Ray cluster or a C++ compiler, in 90 seconds
 #   make test      the tests, with real replicas, in 10 minutes; ARGS='-k name' goes to pytest

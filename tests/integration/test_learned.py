@@ -65,7 +65,7 @@ def test_traffic_a_plan_and_a_build_make_a_start_warm(cluster: Cluster, tmp_path
     assert (report["verdict"], report["after_ready"]["compiles"]) == ("eager", 0)
     assert planned.returncode == 0, planned.stderr
     assert (
-        "2 kinds of calls, 100% of 3 recorded calls: 1 replicas of "
+        "2 kinds of calls, 100% of 3 recorded calls: 1 replica of "
         "integration.untouched_scorer/Scorer" in planned.stderr
     )
     calls = yaml.safe_load(file.read_text())["calls"]
@@ -120,7 +120,7 @@ def test_a_new_replica_knows_what_an_ended_one_recorded(cluster: Cluster, tmp_pa
 
     assert planned.returncode == 0, planned.stderr
     assert [each["calls"] for each in yaml.safe_load(file.read_text())["calls"]] == [1, 2]
-    assert "1 replicas of integration.untouched_scorer/Scorer and 1 that have ended" in (
+    assert "1 replica of integration.untouched_scorer/Scorer and 1 that have ended" in (
         planned.stderr
     )
     assert again.returncode == 1, "they were to be forgotten"

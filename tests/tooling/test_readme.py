@@ -15,6 +15,7 @@ import pytest
 
 import readme_files
 from benchmarks import figures, limits, picture
+from deployments import demo
 from serve_warm.builder import bench
 from serve_warm.cli import COMMANDS
 from serve_warm.config import WarmupConfig
@@ -216,6 +217,18 @@ def test_the_files_of_the_guide_are_there_to_run(name):
     text = (figures.ROOT / "deployments" / "scorer" / name).read_text()
 
     assert text.partition("Apache-2.0\n")[2] == shown
+
+
+def test_the_app_before_the_change_is_there_to_run():
+    """deployments/untouched has it, for the session of the README, which `make demo` runs."""
+    shown = readme_files.before(readme_files.diffs(GUIDE)["app.py"])
+    text = (figures.ROOT / "deployments" / "untouched" / "app.py").read_text()
+    commands = demo.commands_of(README)
+
+    assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(shown))
+    assert commands[0] == ("cd deployments/untouched", "")
+    assert {command.partition(" ")[0] for command, _ in commands} == {"cd", "curl", "serve-warm"}
+    assert sum(bool(output) for _, output in commands) >= 4
 
 
 def test_python_blocks_are_python():
