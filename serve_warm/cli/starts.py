@@ -258,7 +258,8 @@ def _build_each(
     address: str | None,
 ) -> list[Built | NothingToBuild]:
     """Build the artifact of each deployment in turn, on one cluster; return the results."""
-    from serve_warm.builder.build import build
+    from serve_warm.builder import last_build
+    from serve_warm.builder.build import Built, build
     from serve_warm.builder.cluster import open_cluster
 
     results = []
@@ -270,6 +271,9 @@ def _build_each(
         for app in apps:
             if len(apps) > 1:
                 _say(f"for {app.deployment}:")
+            last_s = last_build.read_seconds(app.place)
+            if last_s is not None:
+                progress(f"the last build took {last_s:.0f} s")
             built = build(
                 app,
                 destination,
@@ -283,6 +287,8 @@ def _build_each(
                 progress=progress,
             )
             results.append(built)
+            if isinstance(built, Built):
+                last_build.note_seconds(app.place, built.seconds)
     return results
 
 
@@ -384,6 +390,7 @@ def _show_built(built: Built, *, unsigned: bool, is_own: bool) -> None:
         f"{warm['warmup']['compiler_processes']} compiler processes, "
         f"{warm['covered']['proven']}/{warm['covered']['expected']} inputs proven"
     )
+    _show_seconds(built)
     _show_plan(cold["learned"], warm["learned"])
     # Without any entry, the warm replica does not know why.
     levels = screen.levels(warm["entries"]) or screen.levels([*built.entries])
@@ -404,6 +411,32 @@ def _show_built(built: Built, *, unsigned: bool, is_own: bool) -> None:
         click.echo("    --application {} --deployment {}".format(*quoted))
         return
     _show_use(built, is_own=is_own)
+
+
+SHORTER = {
+    "deploy": "keep slow imports and downloads out of the application's modules and __init__",
+    "compile": "declare fewer sizes, or let a graph take several (dynamic=True)",
+    "pack": "give the build more CPU cores: libraries are compiled at the same time",
+    "round trips": "build on a cluster with room for the application a second time: they then run "
+    "at once",
+}
+"""What shortens a build whose longest part is this one."""
+
+
+def _show_seconds(built: Built) -> None:
+    """Say where the time of a build went, and what would shorten its longest part."""
+    took = dict(built.seconds)
+    compiling_s = min(float(built.cold["to_proof_s"]), took.pop("compile", 0.0))
+    parts = {"deploy": built.seconds.get("compile", 0.0) - compiling_s, "compile": compiling_s}
+    parts |= {name: seconds for name, seconds in took.items() if not name.startswith("round trip")}
+    parts["round trips"] = took.get("round trips", 0.0)
+    shown = ", ".join(f"{name} {each:.1f}" for name, each in parts.items() if each >= SHOWN_S)
+    if not shown:
+        return
+    longest = max(parts, key=lambda name: parts[name])
+    click.echo(f"  seconds     {screen.show_line(shown)}")
+    if longest in SHORTER:
+        click.echo(f"  shorter     {SHORTER[longest]}")
 
 
 def _show_plan(planned: Mapping[str, Any] | None, replayed: Mapping[str, Any] | None) -> None:

@@ -57,6 +57,28 @@ def test_a_build_says_what_is_left_to_do(capsys: pytest.CaptureFixture[str]):
     assert "replicas read this store, so their next start finds the artifact" in own
 
 
+@pytest.mark.parametrize(
+    ("phases", "seconds", "shorter"),
+    [
+        (
+            {"compile": 20.0, "pack": 2.0, "sign": 0.01, "round trip": 4.0, "round trips": 5.0},
+            "deploy 11.0, compile 9.0, pack 2.0, round trips 5.0",
+            "keep slow imports and downloads out of",
+        ),
+        ({"compile": 10.0, "pack": 2.0}, "deploy 1.0, compile 9.0, pack 2.0", "declare fewer"),
+        ({"compile": 9.5, "pack": 90.0}, "deploy 0.5, compile 9.0, pack 90.0", "more CPU cores"),
+        ({"compile": 9.5, "publish": 60.0}, "deploy 0.5, compile 9.0, publish 60.0", ""),
+    ],
+)
+def test_a_build_says_where_its_time_went(capsys, phases, seconds, shorter):
+    """The first phase also deploys the replica, and imports and loads what it needs."""
+    made = built(report(to_proof_s=9.0), report(to_proof_s=1.0))
+    out = shown(capsys, dataclasses.replace(made, seconds=phases))
+    assert f"  seconds     {seconds}\n" in out
+    assert ("  shorter     " in out) == bool(shorter)
+    assert shorter in out
+
+
 def test_a_build_prints_each_warning_of_its_replicas_once(capsys: pytest.CaptureFixture[str]):
     """The number of threads in a warning about a sync handler differs from start to start."""
     cold = report("calls from 2 threads", "`cpu: portable` needs AVX2", to_proof_s=9.0)
