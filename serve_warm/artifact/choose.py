@@ -251,7 +251,7 @@ def raise_none_fits(
     lines = [f"  {considered}" for considered in nearest[:SHOWN_VARIANTS]]
     if len(nearest) > SHOWN_VARIANTS:
         lines.append(f"  and {len(nearest) - SHOWN_VARIANTS} more")
-    hint = _find_hint(trace, nearest[0], uri)
+    hint = find_hint(trace, nearest[0], uri)
     if left:
         lines.append(f"  and {left} more that were not read")
         hint = f"remove files that are not artifacts from {uri}, or use another store; {hint}"
@@ -288,7 +288,7 @@ def of_another_gpu(considered: Considered) -> str:
     return ""
 
 
-def _find_hint(trace: Sequence[Considered], nearest: Considered, uri: str) -> str:
+def find_hint(trace: Sequence[Considered], nearest: Considered, uri: str) -> str:
     """Return a hint that says what to do if no variant fits."""
     build = (
         "build an artifact on the same kind of machine, with the same settings: serve-warm build "

@@ -31,7 +31,6 @@ from serve_warm._records import record
 from serve_warm.artifact.blobs import download_part, unpack_part
 from serve_warm.artifact.choose import (
     SHOWN_VARIANTS,
-    Candidate,
     Chosen,
     Considered,
     choose,
@@ -411,33 +410,6 @@ def explain(
     Raises:
         StoreError: the store could not be read.
     """
-    candidates = weigh_all(
-        store,
-        fingerprint=fingerprint,
-        trust=trust,
-        application=application,
-        deployment=deployment,
-    )
-    warn_of_refused(candidates, uri=store.uri)
-    return in_order_of_use(candidates)
-
-
-def weigh_all(
-    store: Store,
-    *,
-    fingerprint: Fingerprint,
-    trust: Trust,
-    application: str | None = None,
-    deployment: str | None = None,
-    unknown: Collection[str] = (),
-) -> list[Candidate]:
-    """Return each statement of a store or deployment, checked for a machine and app.
-
-    Differences in the `unknown` factors are ignored.
-
-    Raises:
-        StoreError: the store could not be read.
-    """
     keys = statement_keys(store, application=application, deployment=deployment)
     source = _TimedReader(store)
     statements = [
@@ -447,7 +419,9 @@ def weigh_all(
             keys[start : start + READERS], max_bytes=MAX_ENVELOPE_BYTES
         )
     ]
-    return weigh(statements, fingerprint, trust, unknown=unknown, limits="all")
+    candidates = weigh(statements, fingerprint, trust, limits="all")
+    warn_of_refused(candidates, uri=store.uri)
+    return in_order_of_use(candidates)
 
 
 class _TimedReader:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
@@ -40,7 +40,7 @@ CREDENTIALS = "check the address, the network and the credentials"
 OF_TRUST_FILES = ("untrusted", "no_trust")
 """Reasons for a refusal that depend on the trust files of a machine."""
 
-ELSEWHERE = ("image_uri", "container", "pip", "uv", "conda")
+ELSEWHERE = ("image_uri", "container", "pip", "uv", "conda", "py_executable")
 """Keys of a runtime environment that give replicas other software than this command has."""
 
 
@@ -72,8 +72,7 @@ def check_store(
             fix=f"serve-warm diff {uri} --deployment {deployment}",
         )
         return checked + CheckFindings(warnings=(found,))
-    build = f"serve-warm build {application.target} --store {uri} --deployment {deployment}"
-    return checked + _judge(candidates, wanted, where=where, build=build)
+    return checked + _judge(candidates, wanted, application, deployment, uri)
 
 
 def compare_stores(
@@ -170,7 +169,7 @@ def _explain_empty(application: Application, uri: str, place: Place) -> Problem:
     missing = find_missing_folder(store, holding=STATEMENTS)
     what = f"the store has no artifact for {place}"
     if missing is not None:
-        what = f"{missing}, so it has no artifact for {place}"
+        what = f"{missing}: it has no artifact for {place}"
         fix += f", or {missing.near}" if missing.near else ""
     else:
         known = begin(lambda: catalog.places(store), name="serve_warm-check")
@@ -181,7 +180,7 @@ def _explain_empty(application: Application, uri: str, place: Place) -> Problem:
             fix += f"; or set application: {same[0]} in user_config.warmup, if that is this one"
     return Problem(
         where=f"{place.deployment}: artifact {uri}",
-        what=f"{what}, so its replicas compile at each start",
+        what=f"{what}; its replicas compile at each start",
         fix=fix,
     )
 
@@ -213,6 +212,8 @@ class _Wanted:
     """Digest of the code of the deployment's class."""
     elsewhere: str
     """What makes replicas run with other software than this command; empty if nothing does."""
+    threads_variable: bool
+    """Whether OMP_NUM_THREADS decides about the threads, and not `num_cpus`."""
 
     @classmethod
     def of(
@@ -223,16 +224,21 @@ class _Wanted:
         environ: Mapping[str, str],
     ) -> _Wanted:
         runtime_env = application.runtime_env_of(deployment)
-        variables = {**environ, **(runtime_env.get("env_vars") or {})}
+        own = runtime_env.get("env_vars")
+        variables = {**environ, **(own if isinstance(own, Mapping) else {})}
         actor = application.option(deployment, "ray_actor_options") or {}
         elsewhere = next((key for key in ELSEWHERE if runtime_env.get(key)), "")
         machine = read_machine(variables, cpu=settings.cpu, on_no_torch="note")
         # Ray sets OMP_NUM_THREADS to the CPUs of an actor, unless its environment sets it.
-        threads = str(variables.get("OMP_NUM_THREADS") or max(1, int(actor.get("num_cpus") or 1)))
+        cpus = actor.get("num_cpus")
+        count = int(cpus) if isinstance(cpus, (int, float)) and math.isfinite(cpus) else 1
+        named = str(variables.get("OMP_NUM_THREADS") or "")
+        threads = named or str(max(1, count))
         return cls(
             fingerprint=Fingerprint(machine=machine, app={"threads": threads, "cpu": settings.cpu}),
             code=digest_of_class(find_users_class(application.warming[deployment])),
             elsewhere=elsewhere,
+            threads_variable=bool(named),
         )
 
 
@@ -247,77 +253,75 @@ SET_BY_CODE = frozenset(
 
 def _read(uri: str, place: Place, wanted: _Wanted, trust: Trust) -> list[Candidate] | None:
     """Return what a start would say of each artifact; None if the store is too slow."""
+    here = CodeAndModel(code=wanted.code)
     reading = begin(
-        lambda: pull.weigh_all(
-            open_store(uri),
-            fingerprint=wanted.fingerprint,
-            trust=trust,
-            application=place.application,
-            deployment=place.deployment,
-            unknown=SET_BY_CODE,
+        lambda: pull.find_fitting(
+            open_store(uri), place=place, trust=trust, fingerprint=None, here=here
         ),
         name="serve_warm-check",
     )
-    return reading.result() if wait([reading], timeout=READ_LIMIT_S).done else None
+    if not wait([reading], timeout=READ_LIMIT_S).done:
+        return None
+    statements = reading.result().statements
+    return choose.weigh(statements, wanted.fingerprint, trust, unknown=SET_BY_CODE)
 
 
 def _judge(
-    candidates: Sequence[Candidate], wanted: _Wanted, *, where: str, build: str
+    candidates: Sequence[Candidate],
+    wanted: _Wanted,
+    application: Application,
+    deployment: str,
+    uri: str,
 ) -> CheckFindings:
-    """Return what is wrong with the artifacts of one deployment."""
+    """Return what a start would take, or why it would take nothing, in the order of a pull."""
+    where = f"{deployment}: artifact {uri}"
+    build = f"serve-warm build {application.target} --store {uri} --deployment {deployment}"
     chosen = choose.choose(candidates, CodeAndModel(code=wanted.code))
     if chosen is not None:
-        return _judge_chosen(chosen, candidates, wanted, where, build)
+        return _judge_chosen(chosen, candidates, wanted, where=where, uri=uri, build=build)
     refused = [each.refusal for each in candidates if each.refusal is not None]
-    unfit = [each for each in candidates if each.considered.reason == "fingerprint"]
-    if not unfit and refused:
-        count = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+    trace = [each.considered for each in candidates]
+    if refused or all(each.reason != "fingerprint" for each in trace):
+        more = f" ({len(refused) - 1} more are refused)" if len(refused) > 1 else ""
         found = Problem(
             where=where,
-            what=f"{choose.say_why_none(candidates)}{count}",
-            fix=refused[0].hint or build,
+            what=f"{choose.say_why_none(candidates)}{more}",
+            fix=(refused[0].hint if refused else CREDENTIALS) or build,
         )
-        if refused[0].reason in OF_TRUST_FILES:  # replicas may have others than this machine
-            return CheckFindings(warnings=(found,))
-        return CheckFindings(problems=(found,))
-    if not unfit:
-        found = Problem(where=where, what=choose.say_why_none(candidates), fix=CREDENTIALS)
-        return CheckFindings(warnings=(found,))
-    nearest = min(unfit, key=lambda each: len(each.considered.mismatches)).considered
+        if refused and refused[0].reason not in OF_TRUST_FILES:
+            return CheckFindings(problems=(found,))
+        return CheckFindings(warnings=(found,))  # replicas may have other trust files
+    nearest = min(trace, key=lambda each: len(each.mismatches))
     differs = "; ".join(map(str, nearest.mismatches))
-    factors = {each.factor for each in nearest.mismatches}
-    if factors == {"threads"}:
-        what = f"num_cpus gives its replicas another number of threads: {differs}"
-        fix = f"restore num_cpus, or build with the new one: {build}"
-    else:
-        what = f"no artifact fits this machine; {nearest.statement} is the nearest: {differs}"
-        fix = f"{build}, on a machine and in an image like those of the replicas"
-        if wanted.elsewhere:
-            what += f". Replicas have their own software by {wanted.elsewhere}, which is not known"
-            fix = "serve-warm diff in the replicas' image says more"
+    what = f"no artifact fits this machine; {nearest.statement} is the nearest: {differs}"
+    fix = choose.find_hint(trace, nearest, uri).replace("build APP", f"build {application.target}")
+    if {each.factor for each in nearest.mismatches} == {"threads"} and wanted.threads_variable:
+        fix = f"set OMP_NUM_THREADS as in the build, or {build}"
+    if wanted.elsewhere:
+        what += f". Replicas have their own software by {wanted.elsewhere}, which is not known here"
+        fix = f"serve-warm diff {uri} in the replicas' image"
     return CheckFindings(warnings=(Problem(where=where, what=what, fix=fix),))
 
 
 def _judge_chosen(
-    chosen: choose.Chosen, candidates: Sequence[Candidate], wanted: _Wanted, where: str, build: str
+    chosen: choose.Chosen,
+    candidates: Sequence[Candidate],
+    wanted: _Wanted,
+    *,
+    where: str,
+    uri: str,
+    build: str,
 ) -> CheckFindings:
     """Return which artifact a start takes, and what is wrong with it and with refused ones."""
     made_of, created = chosen.manifest.made_of, chosen.manifest.created
-    inspect = f"serve-warm inspect {where.rpartition(' ')[2]} shows all artifacts"
     others = sum(each.considered.accepted for each in candidates) - 1
-    older = f"; {others} older or less close {'fits' if others == 1 else 'fit'} too" * bool(others)
-    taken = Problem(
-        where=where,
-        what=f"a start on this machine takes {chosen.key}, created {created}{older}",
-        fix=inspect,
-    )
-    refused = [each for each in candidates if each.refusal is not None]
+    what = f"a start on this machine takes {chosen.key}, created {created}"
+    if others:
+        what += f", or one of {others} more that fit, if its model is closer"
+    refused = [each.considered for each in candidates if each.refusal is not None]
     if refused:
-        taken = dataclasses.replace(
-            taken,
-            what=f"{taken.what}; {len(refused)} refused, such as "
-            f"{refused[0].considered.statement}: {refused[0].considered.message}",
-        )
+        what += f"; {len(refused)} refused, such as {refused[0].statement}: {refused[0].message}"
+    taken = Problem(where=where, what=what, fix=f"serve-warm inspect {uri} shows all artifacts")
     if not wanted.code or not made_of.code or made_of.code == wanted.code:
         return CheckFindings(notes=(taken,))
     changed = Problem(

@@ -25,7 +25,7 @@ class CheckFindings:
     warnings: tuple[Problem, ...] = ()
     """Findings that may be intended."""
     notes: tuple[Problem, ...] = ()
-    """What serve_warm did without being asked, and how to choose something else."""
+    """What is good to know: what serve_warm does without being asked, and what a start takes."""
 
     def __add__(self, other: CheckFindings) -> CheckFindings:
         """Return the findings of both, each once: deployments may share a store."""

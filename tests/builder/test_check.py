@@ -496,7 +496,7 @@ def test_a_missing_folder_is_a_warning_with_the_build(written, tmp_path):
         checked = found(path)
         (warning,) = checked.warnings
         assert checked.problems == ()
-        assert warning.what.startswith(f"{tmp_path}/{name} does not exist, so it has no artifact")
+        assert warning.what.startswith(f"{tmp_path}/{name} does not exist: it has no artifact")
         assert warning.fix == f"serve-warm build {path} --store file://{tmp_path}/{name}{question}"
 
 
@@ -521,7 +521,7 @@ def test_a_relative_path_is_a_warning_with_where_it_leads(written, tmp_path):
     assert checked.problems == ()
     assert f"for this command, it means file://{tmp_path}/artifacts" in relative.what
     assert "the replica's working directory" in relative.what
-    assert "does not exist, so it has no artifact for" in empty.what
+    assert "does not exist: it has no artifact for" in empty.what
 
 
 def test_a_relative_path_beside_a_working_dir_leads_into_its_copy(written):
@@ -638,4 +638,4 @@ def test_the_examples_have_no_problems(name, tmp_path, monkeypatch):
     assert checked.problems == ()
     relative, missing = checked.warnings
     assert "the path is relative" in relative.what
-    assert "does not exist, so it has no artifact for" in missing.what
+    assert "does not exist: it has no artifact for" in missing.what

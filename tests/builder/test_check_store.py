@@ -95,7 +95,7 @@ def test_what_a_start_takes_is_a_note(app):
     checked = app.check()
     (note,) = checked.notes
     assert (checked.problems, checked.warnings) == ((), ())
-    assert f"takes {taken}, created 2026-11-20T10:00:00.000000Z; 1 older" in note.what
+    assert f"takes {taken}, created 2026-11-20T10:00:00.000000Z, or one of 1 more" in note.what
     assert older not in note.what
 
 
@@ -116,10 +116,8 @@ def test_other_threads_are_those_of_num_cpus(app):
     """Ray gives a replica as many threads as CPUs."""
     app.publish(built_for=here(threads="4"))
     (warning,) = app.check(ray_actor_options={"num_cpus": 2}).warnings
-    assert (
-        warning.what
-        == "num_cpus gives its replicas another number of threads: threads: artifact 4, here 2"
-    )
+    assert warning.what.endswith("is the nearest: threads: artifact 4, here 2")
+    assert "build with the num_cpus that you deploy with" in warning.fix
     assert app.check(ray_actor_options={"num_cpus": 4}).warnings == ()
 
 
@@ -128,7 +126,7 @@ def test_another_torch_is_named_as_a_factor(app):
     (warning,) = app.check().warnings
     assert "no artifact fits this machine" in warning.what
     assert f"torch: artifact 2.9.0+cpu 0123, here {torch.__version__}" in warning.what
-    assert "image like those of the replicas" in warning.fix
+    assert "on the same kind of machine" in warning.fix
 
 
 def test_other_software_of_replicas_is_named(app):
@@ -155,6 +153,29 @@ def test_a_refused_artifact_is_named_with_its_reason(app, options, what, kind):
     assert (len(checked.problems) + len(checked.warnings)) == 1
     assert statement in found.what
     assert what in found.what
+
+
+def test_a_refusal_comes_first_as_in_a_start(app):
+    """A trusted artifact for another torch does not hide that the fitting one is not trusted."""
+    app.publish(built_for=here(), key=make_key())
+    app.publish(built_for=here(torch="2.9.0+cpu 0123"))
+    (warning,) = app.check().warnings
+    assert "is refused (untrusted)" in warning.what
+
+
+def test_the_age_of_what_does_not_fit_is_no_problem(app):
+    """A start looks only at the age of what fits."""
+    app.publish(built_for=here(torch="2.9.0+cpu 0"), created="1920-01-01T00:00:00.000000Z")
+    checked = app.check()
+    assert checked.problems == ()
+    assert "torch: artifact 2.9.0+cpu 0" in checked.warnings[0].what
+
+
+def test_a_variable_that_decides_about_threads_is_named(app):
+    app.publish(built_for=here(threads="4"))
+    env = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": "8"}}}
+    (warning,) = app.check(ray_actor_options=env).warnings
+    assert "set OMP_NUM_THREADS as in the build" in warning.fix
 
 
 def test_artifacts_of_another_application_are_named(app):

@@ -467,7 +467,7 @@ MISTAKES = [
         name="other num_cpus",
         make=published(threads="4"),
         found="threads: artifact 4, here 1",
-        fix="restore num_cpus, or build with the new one",
+        fix="build with the num_cpus that you deploy with",
         code=0,
     ),
     Mistake(
