@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -477,13 +477,23 @@ def _imports_serve_warm(module: str) -> bool:
     try:
         spec = importlib.util.find_spec(module)
         source = read_regular(spec.origin) if spec is not None and spec.origin else b""
-        nodes = list(ast.walk(ast.parse(source)))
+        nodes = list(_walk_module(ast.parse(source)))
     except (ImportError, OSError, SyntaxError, ValueError):
         return True  # the import will say what is wrong
     names = [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
     absolute = (node for node in nodes if isinstance(node, ast.ImportFrom) and not node.level)
     names += [node.module or "" for node in absolute]
     return any(name.partition(".")[0] == PACKAGE for name in names)
+
+
+def _walk_module(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield what runs when a module is imported: all but the bodies of functions."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            waiting += ast.iter_child_nodes(node)
 
 
 def _import_bound(config: Mapping[str, Any]) -> Any:

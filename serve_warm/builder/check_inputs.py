@@ -7,12 +7,15 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
+import re
 import textwrap
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import serve_warm
 from serve_warm._records import record
 from serve_warm.builder.app import Application
 from serve_warm.builder.problems import CheckFindings, Problem
@@ -68,7 +71,7 @@ def check_inputs(application: Application, name: str, *, longest_s: float = 0.0)
         where = f"{name}.warmup_inputs, line {declared.line}"
         problems += _check_keywords(declared, where)
         problems += _check_target(cls, declared, where)
-        if declared.is_open or "..." in (declared.target or ""):
+        if declared.is_open or OPEN_PARAMETER.search(declared.target or ""):
             what = "the input has `...` in place of a value"
             problems.append(Problem(where=where, what=what, fix="fill in what requests send"))
         problems += _check_arguments(cls, declared, where)
@@ -166,9 +169,13 @@ def _check_keywords(declared: DeclaredInput, where: str) -> Iterator[Problem]:
 def _check_arguments(cls: type, declared: DeclaredInput, where: str) -> Iterator[Problem]:
     """Yield a problem if a method does not take the arguments that the source shows."""
     method = inspect.getattr_static(cls, declared.target or "", None)
-    if isinstance(method, (staticmethod, classmethod)):
-        return
     if not isinstance(method, types.FunctionType) or declared.arguments is None:
+        return
+    from serve_warm.private_apis.ray_serve import batch_size_of
+
+    # A decorator may pass arguments of its own, and an instance may have another function.
+    is_wrapped = hasattr(method, "__wrapped__") and batch_size_of(method) is None
+    if is_wrapped or assigns(cls, method.__name__):
         return
     count, names = declared.arguments
     try:
@@ -220,22 +227,29 @@ OF_SERVE = frozenset({"check_health", "reconfigure", "warmup_inputs", "record_ro
 """Public methods that Serve and serve_warm call, and no request."""
 
 
-def _check_handlers(cls: type, name: str) -> Iterator[Problem]:
-    """Yield the problems with sync methods that requests may call, if targets are not known.
+def list_handlers(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """Yield the methods of a class that requests and other deployments may call.
 
     A method that another method of the class calls is no handler, as far as the source shows.
     """
-    parsed = _parse(cls)
-    nodes = ast.walk(parsed[0]) if parsed is not None else ()
+    users = [each for each in cls.__mro__[:-1] if not _is_foreign(each)]
+    parsed = [each for each in map(_parse, users) if each is not None]
+    nodes = itertools.chain(*(ast.walk(tree) for tree, _ in parsed))
     called = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    for found, method in vars(cls).items():
-        is_public = found == "__call__" or not found.startswith("_")
-        if (
-            not isinstance(method, types.FunctionType)
-            or not is_public
-            or found in OF_SERVE | called
-        ):
-            continue
+    methods = {name: each for kind in reversed(users) for name, each in vars(kind).items()}
+    for name, method in methods.items():
+        is_public = name == "__call__" or not name.startswith("_")
+        if isinstance(method, types.FunctionType) and is_public and name not in OF_SERVE | called:
+            yield name, method
+
+
+def _is_foreign(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("ray", "serve_warm")
+
+
+def _check_handlers(cls: type, name: str) -> Iterator[Problem]:
+    """Yield the problems with sync methods that requests may call, if targets are not known."""
+    for _, method in list_handlers(cls):
         if not runs_on_loop(method) and "on_model_thread" not in method.__code__.co_names:
             yield _of_sync_method(method, name)
 
@@ -366,18 +380,25 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.Genera
 
 
 def _read_loops(tree: ast.Module) -> dict[str, list[ast.expr]]:
-    """Return the values of each variable that only loops over a written tuple or list set."""
-    values: dict[str, list[ast.expr]] = {}
-    unclear: set[str] = set()
-    for node in ast.walk(tree):
-        if not isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
-            continue
-        for name, found in _pairs(node.target, node.iter):
-            if found is None:
-                unclear.add(name)
-            else:
-                values.setdefault(name, []).extend(found)
-    return {name: found for name, found in values.items() if name not in unclear}
+    """Return the values of each variable that only one loop over a written tuple or list sets.
+
+    Nothing is returned for a method with branches, where a call need not be made for each value.
+    """
+    nodes = list(ast.walk(tree))
+    loops = [each for each in nodes if isinstance(each, (ast.For, ast.comprehension))]
+    if any(isinstance(each, BRANCHES) for each in nodes) or any(
+        isinstance(each, ast.comprehension) and each.ifs for each in loops
+    ):
+        return {}
+    stored = Counter(
+        each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    )
+    stored.update(each.arg for each in nodes if isinstance(each, ast.arg))
+    pairs = [pair for loop in loops for pair in _pairs(loop.target, loop.iter)]
+    return {name: found for name, found in pairs if found is not None and stored[name] == 1}
+
+
+BRANCHES = (ast.If, ast.IfExp, ast.Match, ast.Try, ast.While)
 
 
 def _pairs(target: ast.expr, iterated: ast.expr) -> Iterator[tuple[str, list[ast.expr] | None]]:
@@ -438,8 +459,8 @@ def _declared_by(
         concurrency = found if isinstance(found, int) else None
     else:
         return
-    parts = list(ast.walk(node))
     arguments, is_partial = _arguments_of(given, is_grid=called is shape_grid)
+    is_partial |= any(keyword.arg is None for keyword in node.keywords)
     for target in scope.targets(given.get("target")):
         yield DeclaredInput(
             target=target,
@@ -449,7 +470,7 @@ def _declared_by(
             is_repeated=is_repeated,
             arguments=arguments,
             is_partial=is_partial,
-            is_open=any(isinstance(each, ast.Constant) and each.value is ... for each in parts),
+            is_open=any(map(_is_open, given.values())),
             line=first_line + node.lineno - 1,
         )
 
@@ -480,6 +501,19 @@ def _arguments_of(
     return (count, tuple(names)), is_partial
 
 
+def _is_open(node: ast.expr) -> bool:
+    """Return whether `...` stands for a value, also in a written list or mapping."""
+    if isinstance(node, ast.Constant):
+        return node.value is ...
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return any(map(_is_open, node.elts))
+    return isinstance(node, ast.Dict) and any(map(_is_open, node.values))
+
+
+OPEN_PARAMETER = re.compile(r"[=/]\.\.\.(?=[&/?]|$)")
+"""`...` in place of a parameter in the address of a request."""
+
+
 def _largest(given: Mapping[str, ast.expr], scope: _Scope) -> int | None:
     """Return the largest size of the `concurrency` axis in a `shape_grid` call."""
     if "concurrency" not in given:
@@ -503,6 +537,12 @@ class _Scope:
     def __init__(self, cls: type, function: types.FunctionType, tree: ast.Module) -> None:
         self._cls = cls
         self._looped = _read_loops(tree)
+        self._imported = {
+            alias.asname or alias.name: getattr(serve_warm, alias.name, None)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "serve_warm"
+            for alias in node.names
+        }
         arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
         self._self = arguments[0] if arguments else ""
         self._locals = set(function.__code__.co_varnames)
@@ -516,6 +556,8 @@ class _Scope:
         """
         if isinstance(node, ast.Constant):
             return node.value
+        if isinstance(node, ast.Name) and node.id in self._imported:
+            return self._imported[node.id]
         if isinstance(node, ast.Name) and node.id in self._names and node.id not in self._locals:
             return self._names[node.id]
         if isinstance(node, ast.Attribute):
@@ -556,7 +598,7 @@ def assigns(cls: type, name: str) -> bool:
     source, or if the source is unclear or missing.
     """
     for base in cls.__mro__[:-1]:
-        if base.__module__.partition(".")[0] in ("ray", "serve_warm"):
+        if _is_foreign(base):
             continue
         parsed = _parse(base)
         if parsed is None or "__getattr__" in vars(base):

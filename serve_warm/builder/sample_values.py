@@ -34,6 +34,8 @@ def code_of(value: Any) -> str:
         return "..."
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{code_of(key)}: {code_of(each)}' for key, each in value.items())}}}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(code_of, value))},)"
     if isinstance(value, list):
         return f"[{', '.join(map(code_of, value))}]"
     if isinstance(value, str) and value.isprintable() and not {'"', "\\"} & set(value):
@@ -100,7 +102,7 @@ def _read_example(schema: Mapping[str, Any]) -> Any:
     if isinstance(examples, Mapping):  # of OpenAPI, by name
         examples = [each.get("value") for each in examples.values() if isinstance(each, Mapping)]
     shown = (
-        schema.get("example"),
+        schema.get("example") or None,  # FastAPI writes {} for a parameter without one
         *examples,
         schema.get("const"),
         schema.get("default"),
@@ -119,20 +121,49 @@ def _sample_of_kind(schema: Mapping[str, Any], document: Mapping[str, Any], dept
             if key in schema.get("required", ()) or _read_example(each) is not None
         ]
         return {key: _sample(properties[key], document, depth - 1) for key in wanted}
+    if not {*schema} <= HANDLED:  # a pattern, a multiple: a value that fits cannot be made here
+        return UNKNOWN
     if kind == "array":
         count = max(1, int(schema.get("minItems") or 1))
-        return [_sample(schema.get("items"), document, depth - 1)] * count
+        item = _sample(schema.get("items"), document, depth - 1)
+        return [item] * count if count <= MOST_ITEMS else UNKNOWN
     if kind == "string":
-        # A date, an address or encoded bytes cannot be guessed.
-        if {"format", "pattern", "contentEncoding", "contentMediaType"} & {*schema}:
-            return UNKNOWN
-        return TEXT * max(1, -(-int(schema.get("minLength") or 1) // len(TEXT)))
+        least, most = int(schema.get("minLength") or 0), int(schema.get("maxLength") or MOST_TEXT)
+        return (TEXT * (least // len(TEXT) + 1))[: max(least, min(len(TEXT), most))]
     if kind in ("integer", "number"):
-        least = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
-        most = schema.get("maximum", least)
-        value = min(least, most)
-        return int(value) if kind == "integer" else float(value)
+        return _sample_of_number(schema, float if kind == "number" else int)
     return True if kind == "boolean" else UNKNOWN
+
+
+HANDLED = frozenset(
+    {
+        *("type", "title", "description", "items", "minItems", "maxItems", "minLength"),
+        *("maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    }
+)
+"""Keywords of a schema that a sample heeds, or that do not limit a value."""
+
+MOST_ITEMS, MOST_TEXT = 16, 1024
+
+
+def _sample_of_number(schema: Mapping[str, Any], kind: type) -> Any:
+    least = schema.get("minimum", schema.get("exclusiveMinimum"))
+    most = schema.get("maximum", schema.get("exclusiveMaximum"))
+    for value in (1, 0, least, most, 0 if None in (least, most) else (least + most) / 2):
+        if value is not None and _is_within(schema, value) and kind(value) == value:
+            return kind(value)
+    step = 1 if kind is int else 0.5
+    near = [edge + sign * step for edge, sign in ((least, 1), (most, -1)) if edge is not None]
+    return next((kind(value) for value in near if _is_within(schema, value)), UNKNOWN)
+
+
+def _is_within(schema: Mapping[str, Any], value: float) -> bool:
+    return bool(
+        schema.get("minimum", value) <= value <= schema.get("maximum", value)
+        and schema.get("exclusiveMinimum", value - 1)
+        < value
+        < schema.get("exclusiveMaximum", value + 1)
+    )
 
 
 def _follow(reference: str, document: Mapping[str, Any]) -> Any:

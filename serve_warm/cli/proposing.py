@@ -4,13 +4,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from serve_warm.cli import screen
 from serve_warm.cli.starts import APP_HELP, need_ray
 from serve_warm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from serve_warm.builder.proposals import Proposal
 
 
 @click.command(epilog=APP_HELP)
@@ -24,16 +29,15 @@ from serve_warm.errors import ConfigError
 @click.option(
     "--inputs",
     is_flag=True,
-    help="Propose declared inputs instead: a change of the source, with values from type hints, "
-    "pydantic examples and FastAPI's schema. An unknown value is `...`, for you to fill in.",
+    help="Propose declared inputs instead: a method warmup_inputs in the source, with values from "
+    "type hints, pydantic examples and FastAPI's schema. An unknown value is `...`, for you to "
+    "fill in.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("serve.yaml"),
-    show_default=True,
-    help="The Serve config to propose, if APP is module:app.",
+    help="The Serve config to propose, if APP is module:app. Default: serve.yaml.",
 )
 @click.option("--write", is_flag=True, help="Write what is shown. An existing config is kept.")
 @screen.json_option
@@ -42,7 +46,7 @@ def init(
     app: str,
     artifact: str | None,
     inputs: bool,
-    output: Path,
+    output: Path | None,
     write: bool,
     json_file: Path | None,
 ) -> None:
@@ -53,38 +57,47 @@ def init(
     """
     need_ray("init")
     from serve_warm.builder.app import load_application
-    from serve_warm.builder.proposals import propose_config, propose_inputs
+    from serve_warm.builder.proposals import propose_inputs
+    from serve_warm.builder.proposed_config import propose_config
 
+    if inputs and artifact:
+        raise click.UsageError("pass --inputs or --artifact, not both")
     application = load_application(app)
+    if output is not None and (inputs or application.is_from_file):
+        raise click.UsageError("--output names a new Serve config, but this changes a file")
+    file = output or Path("serve.yaml")
     if inputs:
         proposals, left = propose_inputs(application)
     else:
-        proposals, left = [propose_config(application, output, artifact=artifact)], []
+        proposals, left = [propose_config(application, file, artifact=artifact)], []
+    proposals = [each for each in proposals if each.diff()]
+    _show(proposals, left, json_file)
+    names = ", ".join(screen.show_line(str(each.path)) for each in proposals)
+    if not proposals:
+        click.echo("nothing to propose", err=True)
+    elif not write:
+        click.echo(f"nothing was written; --write writes {names}", err=True)
+    else:
+        is_new = not inputs and not application.is_from_file
+        if is_new and proposals[0].before is not None:
+            raise ConfigError(
+                f"{file} exists, and would be replaced",
+                hint=f"pass another file with --output, or change it: serve-warm init {file}",
+            )
+        for each in proposals:
+            each.write()
+        click.echo(f"wrote {names}", err=True)
+        if any("# fill in" in each.after for each in proposals):
+            click.echo("fill in the values that are `...`", err=True)
+        checked = str(file) if is_new else app
+        click.echo(f"next: serve-warm check {screen.show_line(checked)}", err=True)
+
+
+def _show(proposals: Sequence[Proposal], left: Sequence[str], json_file: Path | None) -> None:
     for why in left:
         click.echo(f"left as it is: {screen.show_line(why)}", err=True)
-    proposals = [each for each in proposals if each.diff()]
     if json_file is not None:
         files = [{"file": str(each.path), "content": each.after} for each in proposals]
         screen.data({"files": files, "left": left}, json_file)
     for each in proposals if json_file != Path("-") else ():
-        is_new = each.before is None
-        click.echo((each.after if is_new else each.diff()).rstrip("\n"))
-    if not proposals:
-        click.echo("nothing to propose", err=True)
-        return
-    names = ", ".join(screen.show_line(str(each.path)) for each in proposals)
-    if not write:
-        click.echo(f"nothing was written; --write writes {names}", err=True)
-        return
-    if not inputs and not application.is_from_file and proposals[0].before is not None:
-        raise ConfigError(
-            f"{output} exists, and would be replaced",
-            hint=f"pass another file with --output, or change it: serve-warm init {output}",
-        )
-    for each in proposals:
-        each.path.write_text(each.after, encoding="utf-8")
-    click.echo(f"wrote {names}", err=True)
-    if any("..." in each.after for each in proposals) and inputs:
-        click.echo("fill in the values that are `...`", err=True)
-    config = app if inputs or application.is_from_file else str(output)
-    click.echo(f"next: serve-warm check {screen.show_line(config)}", err=True)
+        click.echo((each.after if each.before is None else each.diff()).rstrip("\n"))

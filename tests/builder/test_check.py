@@ -28,6 +28,7 @@ from serve_warm.builder.problems import CheckFindings
 from serve_warm.replica.serve.loop_blocks import MOST_FAILED
 
 SCORER = """
+import functools
 import torch
 from fastapi import FastAPI
 from ray import serve
@@ -37,6 +38,12 @@ import serve_warm
 from serve_warm import Buckets, Field, Input, WarmupMixin, shape_grid
 
 api = FastAPI()
+
+def with_session(method):
+    @functools.wraps(method)
+    async def call(self, *args):
+        return await method(self, 1, *args)
+    return call
 """
 
 GOOD = """
@@ -250,7 +257,13 @@ app = Scorer.bind()
 """
 
 
-EXACT = "async def exact(self, ids): ..."
+EXACT = """async def exact(self, ids): ...
+    async def __call__(self, request: Request): ...
+    def __init__(self): self.assigned = lambda a, b: None
+    async def assigned(self, a): ...
+    @with_session
+    async def supplied(self, session, a): ...
+"""
 
 
 @pytest.mark.parametrize(
@@ -287,6 +300,13 @@ def test_arguments_that_the_target_does_not_take_are_a_problem(written, inputs, 
         "[Input(target='exact', kwargs=dict(ids=1), fixed=True)]",
         "[Input(target='exact', args=tuple(range(1)))]",
         "[Input(target='exact', args=(n,)) for n in (1, 2)]",
+        "[Input(target='exact', **{'args': (1,)})]",
+        "[Input(target='exact', args=(self.x[..., 0],), fixed=True)]",
+        "[Input(target='POST /?q=hmm...', fixed=True)]",
+        "[Input(target='assigned', args=(1, 2), fixed=True)]",
+        "[Input(target='supplied', args=(1,), fixed=True)]",
+        "[Input(target=t) if t == 'x' else Input(target='exact', args=(1,)) for t in ('x', 'y')]",
+        "[Input(target=t) for t in ('exac', 'y') if hasattr(self, t)]",
         "shape_grid('exact', self.buckets, fields={'ids': Field(axes=('batch',))})",
     ],
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +191,11 @@ def test_artifacts_of_another_application_are_named(app):
 
 def test_a_slow_store_is_a_warning(app, monkeypatch):
     app.publish(built_for=here())
-    monkeypatch.setattr(check_store, "READ_LIMIT_S", 0.0)
+    answers = threading.Event()
+    monkeypatch.setattr(check_store.pull, "find_fitting", lambda *_, **__: answers.wait(60))
+    monkeypatch.setattr(check_store, "READ_LIMIT_S", 0.1)
     (warning,) = app.check().warnings
+    answers.set()
     assert "the store did not give its artifacts within 0 s" in warning.what
 
 

@@ -7,17 +7,14 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from serve_warm.builder.app import load_application
 from serve_warm.builder.check import check
-from serve_warm.builder.proposals import propose_config, propose_inputs
-from serve_warm.errors import ConfigError
+from serve_warm.builder.proposals import propose_inputs
 
 _numbers = itertools.count()
 
@@ -110,8 +107,8 @@ def test_a_fastapi_app_gets_inputs_that_check_accepts(module):
     diff, left = apply(name)
     added = [line[1:] for line in diff.splitlines()[2:] if line.startswith("+")]
     assert left == []
-    assert "class Embedder(serve_warm.WarmupMixin):" in added
-    assert "        self.model = serve_warm.compile(torch.nn.Linear(2, 2))  # it compiles" in added
+    assert added[0].startswith("    def warmup_inputs(self):")
+    assert not any(line.startswith("-") for line in diff.splitlines()[2:])
     inputs = load_application(f"{name}:app").warming["Embedder"].warmup_inputs(None)
     assert [(each.target, each.json, each.concurrency) for each in inputs] == [
         ("POST /embed/text?n=1", {"text": "good morning"}, 1),
@@ -123,11 +120,12 @@ def test_a_fastapi_app_gets_inputs_that_check_accepts(module):
 def test_what_cannot_be_known_is_left_open_and_found_by_check(module):
     """Keys are read from the source; their values are the user's to fill in."""
     name = module(PLAIN)
-    diff, left = apply(name)
+    _, left = apply(name)
     classes = load_application(f"{name}:app").warming
     found = {
         name: [(each.target, each.json, dict(each.kwargs)) for each in cls.warmup_inputs(None)]
         for name, cls in classes.items()
+        if cls.warmup_inputs is not None
     }
     assert found == {
         "Caller": [
@@ -137,94 +135,133 @@ def test_what_cannot_be_known_is_left_open_and_found_by_check(module):
         "Two": [("GET /?q=...", None, {})],
     }
     assert [each.partition(",")[0] for each in left] == ["function is a function"]
-    assert "+class Caller(serve_warm.WarmupMixin, Base):" in diff
     problems = check(f"{name}:app", environ={}).problems
     assert {each.what for each in problems} == {"the input has `...` in place of a value"}
     assert propose_inputs(load_application(f"{name}:app"))[0] == []
 
 
-CONFIG = """\
-# mine
-applications:
-  # the app
-  - name: x
-    import_path: {module}:build   # c
-{args}    deployments:
-      - name: Plain
-        num_replicas: 2
-"""
+OF_FUNCTION = "    class Odd:\n        async def score(self, x): ...\n"
+METHOD = "async def score(self, x: int): ...\n"
 
-BUILDER = """
+FORMS = {
+    "tabs": "class Odd:\n\tasync def score(self, x: int): ...\n",
+    "keyword": "class Odd(metaclass=abc.ABCMeta):\n    async def score(self, x: int): ...\n",
+    "two spaces": "class  Odd :\n    async def score(self, x: int): ...\n",
+    "nested": f"class Outer:\n    class Odd:\n        {METHOD}Odd = Outer.Odd\n",
+    "conditional": "if True:\n    class Odd:\n        async def score(self, x: int): ...\n",
+    "text": 'class Odd:\n    async def score(self, x: int):\n        """\nhere\n"""\n',
+    "separators": f"class Odd:\n    a = 'x\\x0by\u2028'\n    {METHOD}",
+    "windows": "class Odd:\r\n    async def score(self, x: int): ...\r\n",
+    "inherited": f"class Base:\n    {METHOD}class Odd(Base):\n    y = 1\n",
+    "no end": "class Odd:\n    async def score(self, x: int): ...",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "mark"])
+def test_a_class_of_any_form_gets_the_method_and_loses_nothing(module, form, mark):
+    head = "import abc\nfrom ray import serve\nimport serve_warm as sw\n"
+    tail = "app = serve.deployment(Odd).bind()\n"
+    text = head + FORMS[form] + ("" if FORMS[form].endswith("\n") else "\n") + tail
+    name = module(text if form != "no end" else head + tail.replace("Odd", "late()") + "")
+    path = Path(f"{name}.py")
+    if form == "no end":
+        text = f"{head}def late():\n    return Odd\n\n{FORMS[form]}"
+        path.write_bytes(f"{text}\n{tail}".encode().rstrip(b"\n"))
+    else:
+        path.write_bytes(f"{mark}{text}".encode())
+    before = path.read_bytes().splitlines(keepends=True)
+    (proposal,), left = propose_inputs(load_application(f"{name}:app"))
+    proposal.write()
+    after = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in after if line in before]
+    assert left == []
+    assert [line for line in kept if line.strip()] == [line for line in before if line.strip()]
+    assert {line[-2:] == b"\r\n" for line in after if line not in before} == {form == "windows"}
+    sys.modules.pop(name)
+    importlib.invalidate_caches()
+    cls = load_application(f"{name}:app").warming["Odd"]
+    (item,) = cls.warmup_inputs(None)
+    assert (item.target, dict(item.kwargs)) == ("score", {"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("class Odd: score = None\n", "is not on lines of its own"),
+        (
+            f"def make():\n{OF_FUNCTION}    return Odd\nOdd = make()\n",
+            "only a class in a file declares inputs",
+        ),
+        ("class Odd:\n    def warmup_inputs(self): return []\n", "declares inputs already"),
+        ("class Odd:\n    _private = 1\n", "has no method that a request could call"),
+    ],
+)
+def test_why_a_class_gets_no_inputs_is_said(module, source, why):
+    if "score = None" in source:
+        source = "class Odd: score = _score\n"
+        source = f"async def _score(self, x): ...\n{source}"
+    name = module(f"from ray import serve\n{source}app = serve.deployment(Odd).bind()\n")
+    proposals, left = propose_inputs(load_application(f"{name}:app"))
+    assert proposals == []
+    assert why in left[0]
+
+
+def test_installed_packages_are_never_changed(module, tmp_path, monkeypatch):
+    """A class of a library may be a deployment of the application."""
+    library = tmp_path / "lib"
+    library.mkdir()
+    (library / f"vendored_{next(_numbers)}.py").write_text(
+        "class Odd:\n    async def score(self, x: int): ...\n"
+    )
+    (file,) = library.iterdir()
+    monkeypatch.syspath_prepend(str(library))
+    folder = tmp_path / "app"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    name = f"of_library_{next(_numbers)}"
+    (folder / f"{name}.py").write_text(
+        f"from ray import serve\nfrom {file.stem} import Odd\napp = serve.deployment(Odd).bind()\n"
+    )
+    proposals, left = propose_inputs(load_application(f"{name}:app"))
+    assert proposals == []
+    assert f"is in {file}, which is not below the working directory" in left[0]
+
+
+def test_headers_batches_forms_and_places_are_as_requests_have_them(module):
+    source = """
+from fastapi import FastAPI, Header, Query
 from ray import serve
+from starlette.requests import Request
+
+api = FastAPI()
 
 @serve.deployment
-class Plain:
-    async def __call__(self, request): ...
+@serve.ingress(api)
+class Api:
+    @api.get("/h")
+    async def h(self, x_key: str = Header(), tags: list[str] = Query()): ...
 
-def build(args):
-    return Plain.bind()
+@serve.deployment
+class Calls:
+    @serve.batch(max_batch_size=4)
+    async def many(self, items: list[str]): ...
 
-app = Plain.bind()
+    async def by_place(self, x: int, /, *, y: str): ...
+
+    async def __call__(self, request: Request):
+        return await request.form()
+
+app = Calls.bind(Api.bind())
 """
-
-BLOCK = """\
-    args:
-      size: 3
-      # deep
-      more:
-      - 1
-"""
-
-
-@pytest.mark.parametrize("args", ["", BLOCK, "    args: {size: 3, more: [1]}\n"])
-def test_a_config_keeps_its_lines_and_comments(module, args):
-    name = module(BUILDER)
-    path = Path("serve.yaml")
-    path.write_text(CONFIG.format(module=name, args=args))
-    proposal = propose_config(load_application("serve.yaml"), path, artifact="s3://b/x")
-    (found,) = yaml.safe_load(proposal.after)["applications"]
-    own = {"args": {"size": 3, "more": [1]}} if args else {}
-    assert found == {
-        "name": "x",
-        "import_path": "serve_warm.app:wrap",
-        "args": {"app": f"{name}:build", "artifact": "s3://b/x", **own},
-        "deployments": [{"name": "Plain", "num_replicas": 2}],
-    }
-    assert [line for line in proposal.after.splitlines() if "#" in line] == [
-        *("# mine", "  # the app", "    import_path: serve_warm.app:wrap   # c"),
-        *(["        # deep"] if args is BLOCK else []),
-    ]
-    path.write_text(proposal.after)
-    assert propose_config(load_application("serve.yaml"), path, artifact=None).diff() == ""
-
-
-def test_a_config_of_another_form_is_left_to_the_user(module):
-    """An anchor could change its meaning."""
-    name = module(BUILDER)
-    text = f"x: &p {name}:build\napplications:\n- import_path: *p\n  args: {{size: 3}}\n"
-    Path("serve.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="without losing its form") as error:
-        propose_config(load_application("serve.yaml"), Path("serve.yaml"), artifact=None)
-    assert f"app: {name}:build" in error.value.hint
-
-
-@pytest.mark.parametrize("artifact", [None, "s3://b/x"])
-def test_a_new_config_is_one_that_check_reads(module, artifact):
-    """Without a store it names the default in a comment."""
-    target = f"{module(BUILDER)}:app"
-    proposal = propose_config(load_application(target), Path("new.yaml"), artifact=artifact)
-    proposal.path.write_text(proposal.after)
-    (found,) = yaml.safe_load(proposal.after)["applications"]
-    assert found["args"] == {"app": target, **({"artifact": artifact} if artifact else {})}
-    assert proposal.before is None
-    assert load_application("new.yaml").warming.keys() == {"Plain"}
-
-
-def test_a_class_with_the_mixin_gets_its_section(module):
-    source = textwrap.dedent(BUILDER).replace("class Plain:", "class Plain(WarmupMixin):")
-    target = f"{module(f'from serve_warm import WarmupMixin{source}')}:app"
-    proposal = propose_config(load_application(target), Path("new.yaml"), artifact="s3://b/x")
-    (found,) = yaml.safe_load(proposal.after)["applications"]
-    assert found["import_path"] == target
-    (deployment,) = found["deployments"]
-    assert deployment == {"name": "Plain", "user_config": {"warmup": {"artifact": "s3://b/x"}}}
+    name = module(source)
+    apply(name)
+    classes = load_application(f"{name}:app").warming
+    (of_api,) = classes["Api"].warmup_inputs(None)
+    assert (of_api.target, dict(of_api.headers)) == ("GET /h?tags=text", {"x-key": ...})
+    found = {(e.target, e.concurrency): e for e in classes["Calls"].warmup_inputs(None)}
+    assert found.keys() == {("many", 1), ("many", 4), ("by_place", 1), ("POST /", 1)}
+    assert dict(found["many", 4].kwargs) == {"items": "text"}
+    assert (found["by_place", 1].args, dict(found["by_place", 1].kwargs)) == ((1,), {"y": "text"})
+    assert found["POST /", 1].headers["content-type"] == "application/x-www-form-urlencoded"
+    assert check(f"{name}:app", environ={}).problems != ()  # what is to be filled in

@@ -65,7 +65,13 @@ def test_inputs_are_shown_as_a_diff_and_written(target):
     source = Path(f"{target.partition(':')[0]}.py")
     shown = init(target, "--inputs")
     assert source.read_text() == SOURCE
-    assert '+            serve_warm.Input(target="score", kwargs={"text": "text"}),' in shown.stdout
+    assert '+            Input(target="score", kwargs={"text": "text"}),' in shown.stdout
     written = init(target, "--inputs", "--write")
     assert f"wrote {source}" in written.stderr
-    assert "class Plain(serve_warm.WarmupMixin):" in source.read_text()
+    assert "    def warmup_inputs(self):" in source.read_text()
+
+
+def test_options_without_use_are_refused(target):
+    """They would be ignored."""
+    assert init(target, "--inputs", "--artifact", "s3://bucket/x").exit_code == 2
+    assert init(target, "--inputs", "--output", "x.yaml").exit_code == 2

@@ -33,7 +33,7 @@ class Routes:
 
     def list_functions(self) -> list[types.FunctionType]:
         """Return the functions that answer requests; some are methods of the class."""
-        found = (getattr(each, "endpoint", None) for each in self.matchers)
+        found = (getattr(each, "endpoint", None) for each in _all_of(self.matchers))
         return [inspect.unwrap(each) for each in found if isinstance(each, types.FunctionType)]
 
     def list_optional(self, verb: str, path: str) -> Iterator[tuple[str, str]]:
@@ -109,6 +109,13 @@ def _match(routes: Sequence[Any], verb: str, path: str) -> Any:
             inner = _routes_inside(route)
             return (_match(inner, verb, path) if inner else None) or route
     return None
+
+
+def _all_of(routes: Sequence[Any]) -> Iterator[Any]:
+    """Yield all routes, those inside routers too."""
+    for each in routes:
+        yield from _all_of(_routes_inside(each) or ())
+        yield each
 
 
 def _routes_inside(route: Any) -> list[Any] | None:

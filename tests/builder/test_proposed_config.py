@@ -1,0 +1,160 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Proposed Serve configs."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serve_warm.builder.app import load_application
+from serve_warm.builder.proposed_config import propose_config
+from serve_warm.errors import ConfigError
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(name="module")
+def module_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Write a module to an empty folder, and return its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def write(source: str, name: str = "") -> str:
+        name = name or f"configured_{next(_numbers)}"
+        (tmp_path / f"{name}.py").write_text(source)
+        return name
+
+    return write
+
+
+CONFIG = """\
+# mine
+applications:
+  # the app
+  - name: x
+    import_path: {module}:build   # c
+{args}    deployments:
+      - name: Plain
+        num_replicas: 2
+"""
+
+BUILDER = """
+from ray import serve
+
+@serve.deployment
+class Plain:
+    async def __call__(self, request): ...
+
+def build(args):
+    return Plain.bind()
+
+app = Plain.bind()
+"""
+
+BLOCK = """\
+    args:
+      size: 3
+      # deep
+      more:
+      - 1
+"""
+
+
+@pytest.mark.parametrize("args", ["", BLOCK, "    args: {size: 3, more: [1]}\n"])
+def test_a_config_keeps_its_lines_and_comments(module, args):
+    name = module(BUILDER)
+    path = Path("serve.yaml")
+    path.write_text(CONFIG.format(module=name, args=args))
+    proposal = propose_config(load_application("serve.yaml"), path, artifact="s3://b/x")
+    (found,) = yaml.safe_load(proposal.after)["applications"]
+    own = {"args": {"size": 3, "more": [1]}} if args else {}
+    assert found == {
+        "name": "x",
+        "import_path": "serve_warm.app:wrap",
+        "args": {"app": f"{name}:build", "artifact": "s3://b/x", **own},
+        "deployments": [{"name": "Plain", "num_replicas": 2}],
+    }
+    assert [line for line in proposal.after.splitlines() if "#" in line] == [
+        *("# mine", "  # the app", "    import_path: serve_warm.app:wrap   # c"),
+        *(["        # deep"] if args is BLOCK else []),
+    ]
+    path.write_text(proposal.after)
+    assert propose_config(load_application("serve.yaml"), path, artifact=None).diff() == ""
+
+
+def test_a_config_of_another_form_is_left_to_the_user(module):
+    """An anchor could change its meaning."""
+    name = module(BUILDER)
+    text = f"x: &p {name}:build\napplications:\n- import_path: *p\n  args: {{size: 3}}\n"
+    Path("serve.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="without losing its form") as error:
+        propose_config(load_application("serve.yaml"), Path("serve.yaml"), artifact=None)
+    assert f"app: {name}:build" in error.value.hint
+
+
+@pytest.mark.parametrize("artifact", [None, "s3://b/x"])
+def test_a_new_config_is_one_that_check_reads(module, artifact):
+    """Without a store it names the default in a comment."""
+    target = f"{module(BUILDER)}:app"
+    proposal = propose_config(load_application(target), Path("new.yaml"), artifact=artifact)
+    proposal.path.write_text(proposal.after)
+    (found,) = yaml.safe_load(proposal.after)["applications"]
+    assert found["args"] == {"app": target, **({"artifact": artifact} if artifact else {})}
+    assert proposal.before is None
+    assert load_application("new.yaml").warming.keys() == {"Plain"}
+
+
+def test_a_class_with_the_mixin_gets_its_section(module):
+    source = textwrap.dedent(BUILDER).replace("class Plain:", "class Plain(WarmupMixin):")
+    target = f"{module(f'from serve_warm import WarmupMixin{source}')}:app"
+    proposal = propose_config(load_application(target), Path("new.yaml"), artifact="s3://b/x")
+    (found,) = yaml.safe_load(proposal.after)["applications"]
+    assert found["import_path"] == target
+    (deployment,) = found["deployments"]
+    assert deployment == {"name": "Plain", "user_config": {"warmup": {"artifact": "s3://b/x"}}}
+
+
+def test_without_a_store_no_stranger_is_named(module):
+    """The placeholder is a comment, so that nothing asks it."""
+    source = textwrap.dedent(BUILDER).replace("class Plain:", "class Plain(WarmupMixin):")
+    target = f"{module(f'from serve_warm import WarmupMixin{source}')}:app"
+    proposal = propose_config(load_application(target), Path("new.yaml"), artifact=None)
+    (found,) = yaml.safe_load(proposal.after)["applications"]
+    assert found["deployments"] == [{"name": "Plain", "user_config": {"warmup": {}}}]
+    assert "# artifact: s3://bucket/" in proposal.after
+
+
+def test_names_and_stores_are_quoted(module):
+    """A module may be called `on`, which is a boolean in YAML."""
+    target = f"{module(BUILDER, 'on')}:app"
+    store = "file:///srv/a #1: x"
+    proposal = propose_config(load_application(target), Path("new.yaml"), artifact=store)
+    (found,) = yaml.safe_load(proposal.after)["applications"]
+    assert (found["name"], found["args"]) == ("on", {"app": target, "artifact": store})
+
+
+def test_comments_of_the_next_key_stay_there(module):
+    name = module(BUILDER)
+    text = CONFIG.format(module=name, args=BLOCK + "    # of deployments\n\n")
+    Path("serve.yaml").write_bytes(text.replace("\n", "\r\n").encode())
+    proposal = propose_config(load_application("serve.yaml"), Path("serve.yaml"), artifact=None)
+    assert proposal.after.count("\n") == proposal.after.count("\r\n")
+    assert "    # of deployments\r\n\r\n    deployments:" in proposal.after
+    assert not any(line.endswith(" ") for line in proposal.after.split("\r\n"))
+
+
+def test_another_store_of_a_wrapped_config_is_not_lost(module):
+    name = module(BUILDER)
+    Path("serve.yaml").write_text(
+        f"applications:\n- import_path: serve_warm.app:wrap\n  args: {{app: '{name}:app'}}\n"
+    )
+    with pytest.raises(ConfigError, match="not s3://bucket/x") as error:
+        propose_config(load_application("serve.yaml"), Path("x"), artifact="s3://bucket/x")
+    assert "set args.artifact: s3://bucket/x" in error.value.hint
