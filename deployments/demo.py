@@ -38,7 +38,7 @@ URL = "http://127.0.0.1:8000/"
 LIMIT_S = 900.0
 """Maximum seconds until a replica is ready, and for each command."""
 
-DIFFERS = re.compile(r"\d+\.\d+|\b[0-9a-z]{8}\b|for \d+ s.*|…")
+DIFFERS = re.compile(r"\d+\.\d+|#\w+ [0-9a-z]{8}\b|for \d+ s.*")
 """Parts of an output that differ from run to run: floats, names of replicas and ages."""
 
 
@@ -183,15 +183,12 @@ class Session:
         """Print and write the times of both starts, and note what is wrong with the second."""
         cold, warm = self._answers
         shared = cold.keys() & warm.keys()
-        self._wrong += [
-            f"{each}: {cold[each]}, then {warm[each]}"
-            for each in shared
-            if not _is_close(cold[each], warm[each])
-        ]
+        equal = [each for each in shared if _is_close(cold[each], warm[each])]
+        self._wrong += [f"{each}: {cold[each]}, then {warm[each]}" for each in shared - {*equal}]
         for name, number in (("cold", 0), ("warm", 1)):
             times = ", ".join(f"{each:.3f} s" for each in self._requests[number])
             print(f"{name}: ready after {self._ready[number]:.1f} s; first requests: {times}")
-        print(f"{len(shared)} answers are equal in both starts; all of it took {took:.0f} s")
+        print(f"equal answers in both starts: {len(equal)} of {len(shared)}; in all {took:.0f} s")
         result = {
             "seconds": round(took, 1),
             "ready_s": [round(each, 2) for each in self._ready],
@@ -205,7 +202,10 @@ class Session:
 
 
 def _is_close(answer: str, other: str) -> bool:
-    ours, theirs = json.loads(answer), json.loads(other)
+    try:
+        ours, theirs = json.loads(answer), json.loads(other)
+    except ValueError:  # an error page
+        return False
     return len(ours) == len(theirs) and all(
         abs(a - b) <= 1e-4 * abs(a) for a, b in zip(ours, theirs, strict=True)
     )

@@ -196,6 +196,20 @@ class Application:
         own: Mapping[str, Any] | None = actor.get("runtime_env")
         return self.runtime_env if own is None else own
 
+    def variables_of(self, deployment: str) -> Mapping[str, str]:
+        """Return the environment variables that the runtime environment of replicas sets.
+
+        Raises:
+            ConfigError: they are no mapping.
+        """
+        variables = self.runtime_env_of(deployment).get("env_vars") or {}
+        if not isinstance(variables, Mapping):
+            raise ConfigError(
+                f"runtime_env.env_vars of {deployment} is a {type(variables).__name__}",
+                hint="it is a mapping, for example env_vars: {OMP_NUM_THREADS: '4'}",
+            )
+        return variables
+
     def settings(self, deployment: str, environ: Mapping[str, str]) -> WarmupConfig:
         """Return the warm-up settings that a replica will have.
 
@@ -205,7 +219,7 @@ class Application:
         return resolve(
             self.warming[deployment].warmup_config,
             user_config=self.option(deployment, "user_config"),
-            environ={**environ, **(self.runtime_env_of(deployment).get("env_vars") or {})},
+            environ={**environ, **self.variables_of(deployment)},
         )
 
     def store(self, deployments: Collection[str], environ: Mapping[str, str]) -> str:

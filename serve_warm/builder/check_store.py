@@ -224,8 +224,7 @@ class _Wanted:
         environ: Mapping[str, str],
     ) -> _Wanted:
         runtime_env = application.runtime_env_of(deployment)
-        own = runtime_env.get("env_vars")
-        variables = {**environ, **(own if isinstance(own, Mapping) else {})}
+        variables = {**environ, **application.variables_of(deployment)}
         actor = application.option(deployment, "ray_actor_options") or {}
         elsewhere = next((key for key in ELSEWHERE if runtime_env.get(key)), "")
         machine = read_machine(variables, cpu=settings.cpu, on_no_torch="note")

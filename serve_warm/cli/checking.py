@@ -69,15 +69,11 @@ def check(*, app: str, store: str | None, deployment: str | None, json_file: Pat
         ]
         for line in lines:
             click.echo(screen.show_line(line))
-        found = f"{_count(len(checked.problems), 'problem')}, "
-        found += _count(len(checked.warnings), "warning")
+        found = f"{screen.count(len(checked.problems), 'problem')}, "
+        found += screen.count(len(checked.warnings), "warning")
         click.echo(f"{found} ({seconds:.1f} s)", err=True)
     if checked.problems:
         click.get_current_context().exit(FAILED)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 class _CannotTell(AbstractContextManager[None]):

@@ -34,6 +34,8 @@ def metrics(
     """
     if catalogue:
         rows = [each for each in _catalogue() if _is_asked_for(each["name"], names)]
+        if not rows:
+            raise click.UsageError(f"no metric has {' or '.join(names)} in its name")
         if json_file is not None:
             screen.data(rows, json_file)
         else:
@@ -47,11 +49,22 @@ def metrics(
         screen.data(samples, json_file)
     else:
         for each in samples:
-            labels = ",".join(f'{name}="{text}"' for name, text in each["labels"].items())
-            click.echo(node.shown(f"{each['name']}{{{labels}}} {each['value']:g}"))
+            click.echo(node.shown(_as_prometheus(each)))
     if not samples:
         click.echo(node.shown(f"no replica in {directory} has written such a metric"), err=True)
         click.get_current_context().exit(FAILED)
+
+
+def _as_prometheus(sample: dict[str, Any]) -> str:
+    """Return a sample in the text format of Prometheus."""
+    escape = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    labels = ",".join(
+        f'{name}="{text.translate(escape)}"' for name, text in sample["labels"].items()
+    )
+    whole = f"{{{labels}}}" if labels else ""
+    value = sample["value"]
+    number = f"{value:.0f}" if value == round(value) and abs(value) < 1e15 else repr(value)
+    return f"{sample['name']}{whole} {number}"
 
 
 def _is_asked_for(name: str, parts: tuple[str, ...]) -> bool:

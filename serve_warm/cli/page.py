@@ -19,6 +19,7 @@ from serve_warm._package import __version__
 from serve_warm._redaction import redact
 from serve_warm._spans import PARTS, Span, seconds_by_owner
 from serve_warm.cli.observed import finite, list_of, text_of
+from serve_warm.cli.screen import count
 from serve_warm.fingerprint import UNKNOWN
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def make_page(starts: Sequence[ReportedStart]) -> str:
         '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>serve_warm: {len(starts)} starts</title><style>{STYLE}</style></head><body>",
+        f"<title>serve_warm: {count(len(starts), 'start')}</title>",
+        f"<style>{STYLE}</style></head><body>",
         f"<h1>Starts of replicas</h1><p class='dim'>serve_warm {_show(__version__)}</p>",
         *_overview(starts),
         *(part for number, start in enumerate(starts) for part in _section(number, start)),
@@ -155,7 +157,8 @@ def _differences(starts: Sequence[ReportedStart]) -> Iterator[str]:
     if rows:
         yield from _table(("factor", "value", "replicas"), rows)
     elif len(known) < 2:
-        yield "<p class='dim'>Only one start says what its environment is.</p>"
+        which = "Only one start says" if known else "No start says"
+        yield f"<p class='dim'>{which} what its environment is.</p>"
     else:
         yield f"<p>{len(names)} factors of {len(known)} starts are equal.</p>"
     yield "</section>"
@@ -163,10 +166,10 @@ def _differences(starts: Sequence[ReportedStart]) -> Iterator[str]:
 
 def _factors(said: Mapping[str, Any]) -> dict[str, str]:
     fingerprint = said.get("fingerprint")
-    groups = fingerprint.values() if isinstance(fingerprint, dict) else ()
+    groups = fingerprint.items() if isinstance(fingerprint, dict) else ()
     return {
-        text_of(name): text_of(value)
-        for group in groups
+        f"{text_of(of)}.{text_of(name)}": text_of(value)
+        for of, group in groups
         if isinstance(group, dict)
         for name, value in group.items()
     }
@@ -192,7 +195,9 @@ def _section(number: int, start: ReportedStart) -> Iterator[str]:
 
 
 def _lines(text: str) -> str:
-    return "\n".join(_show(line) for line in text.split("\n"))
+    """Return several lines for HTML, with their indentation."""
+    lines = [line.expandtabs(4) for line in text.split("\n")]
+    return "\n".join(" " * (len(line) - len(line.lstrip(" "))) + _show(line) for line in lines)
 
 
 def _timeline(start: ReportedStart) -> Iterator[str]:
@@ -201,16 +206,20 @@ def _timeline(start: ReportedStart) -> Iterator[str]:
     if total <= 0:
         return
     began = min(span.began_boot_s for span in start.spans if not span.beside)
-    owners = seconds_by_owner(
-        [span for span in start.spans if not span.beside], _stages(start), began + total
-    )
+    owners = _owners(start, began + total)
+    whole = sum(owners.values())
     yield "<h3>Where the seconds went</h3>"
-    rows = [
-        (OWNERS[owner], _bar(0.0, took / total, ""), _seconds(took))
-        for owner, took in owners.items()
-    ]
-    rows.append(("all", _bar(0.0, 1.0, "gap"), _seconds(sum(owners.values()))))
-    yield from _table(("owner", "share", "seconds "), rows)
+    if whole > 0:
+        rows = [
+            (OWNERS[owner], _bar(0.0, took / whole, ""), _seconds(took))
+            for owner, took in owners.items()
+        ]
+        yield from _table(("owner", "share", "seconds "), rows)
+        if abs(whole - total) > SHOWN_GAP_S:
+            yield (
+                f"<p class='dim'>They are {_seconds(whole)} s in all, but the timeline has "
+                f"{_seconds(total)} s: a part was counted twice, or a clock was set.</p>"
+            )
     yield "<h3>Timeline</h3>"
     rows = []
     reached = began
@@ -233,6 +242,18 @@ def _timeline(start: ReportedStart) -> Iterator[str]:
 
 SHOWN_GAP_S = 0.05
 """Gaps between parts that took fewer seconds are not shown."""
+
+
+def _owners(start: ReportedStart, ended_boot_s: float) -> dict[str, float]:
+    """Return the seconds of each owner: as the report itself says, or from spans and stages."""
+    said = start.said.get("seconds_by_owner")
+    if isinstance(said, dict) and said:
+        found = {name: finite(said.get(name)) or 0.0 for name in OWNERS}
+    else:
+        spans = [span for span in start.spans if not span.beside]
+        stages = {k: each for k, each in _stages(start).items() if k not in ("ready", "failed")}
+        found = {**dict.fromkeys(OWNERS, 0.0), **seconds_by_owner(spans, stages, ended_boot_s)}
+    return {name: max(0.0, took) for name, took in found.items()}
 
 
 def _stages(start: ReportedStart) -> dict[str, float]:
@@ -276,10 +297,13 @@ def _calls(start: ReportedStart) -> Iterator[str]:
     if not entries and not eager:
         kinds = ", ".join(f"{n} at level {k}" for k, n in start.levels.items() if n)
         known = f"{_show(kinds)}. " if kinds else ""
-        yield (
-            f"<p class='dim'>{known}A state file has no list of calls: add --address auto "
-            "while the replica runs.</p>"
+        has_list = "entries" in start.said  # a state file has none
+        why = (
+            "No call of compiled code is known."
+            if has_list
+            else ("A state file has no list of calls: add --address auto while the replica runs.")
         )
+        yield f"<p class='dim'>{known}{why}</p>"
         return
     total = sum(_whole(each.get("calls")) for each in (*entries, *eager))
     by_callable: dict[str, list[tuple[str, ...]]] = {}
@@ -298,8 +322,8 @@ def _calls(start: ReportedStart) -> Iterator[str]:
         )
     for name, rows in by_callable.items():
         is_open = " open" if len(rows) <= OPEN_ROWS else ""
-        count = f"{len(rows)} kinds of calls" if len(rows) != 1 else "1 kind of call"
-        yield f"<details{is_open}><summary><code>{_show(name)}</code>, {count}</summary>"
+        kinds = f"{count(len(rows), 'kind')} of calls"
+        yield f"<details{is_open}><summary><code>{_show(name)}</code>, {kinds}</summary>"
         yield from _table(("call", "runs", "calls ", "share ", "why not higher"), rows)
         yield "</details>"
 

@@ -200,8 +200,8 @@ def _forget(address: str, name: str, *, lost: InputPlan | None) -> None:
 
 def _summarize(made: InputPlan, source: str) -> None:
     click.echo(
-        f"{_count(len(made.calls), 'kind')} of calls, {made.share:.0%} of {made.recorded} recorded "
-        f"calls: {source}",
+        f"{screen.count(len(made.calls), 'kind')} of calls, {made.share:.0%} of {made.recorded} "
+        f"recorded calls: {source}",
         err=True,
     )
     if made.requests:
@@ -209,10 +209,6 @@ def _summarize(made: InputPlan, source: str) -> None:
     for why, count in made.left_out.items():
         what = "" if why.startswith(OF_REQUESTS) else "calls: "
         click.echo(f"left out: {count} {what}{why}", err=True)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _merge_files(files: Sequence[Path]) -> tuple[InputPlan, str, str]:
@@ -229,7 +225,7 @@ def _ask(
     answers = ask_replicas(address, "warmup_recorded")
     name, chosen = choose(answers, application=application, deployment=deployment)
     ended = len(_ended(chosen))
-    source = f"{_count(len(chosen), 'replica')} of {name}"
+    source = f"{screen.count(len(chosen), 'replica')} of {name}"
     return merge(chosen), source + (f" and {ended} that have ended" if ended else ""), name
 
 

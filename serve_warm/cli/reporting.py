@@ -281,7 +281,9 @@ def _eager(said: Mapping[str, Any]) -> list[str]:
     known = {each.name for each in dataclasses.fields(EagerCalls)}
     calls: list[EagerCalls] = []
     for each in list_of(said.get("eager_calls")):
-        with contextlib.suppress(ArithmeticError, AttributeError, TypeError, ValueError):
+        with contextlib.suppress(
+            ArithmeticError, AttributeError, LookupError, TypeError, ValueError
+        ):
             given = {name: each[name] for name in known & each.keys()}
             made = EagerCalls(**{**given, "reason": EagerReason(given["reason"])})
             describe_eager([made])  # another release may have written other types

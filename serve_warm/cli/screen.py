@@ -246,3 +246,12 @@ def size(count: int) -> str:
             break
         value /= 1000
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def count(number: int, what: str) -> str:
+    """Return a number with its noun, in the plural where it needs one.
+
+    >>> count(1, "replica"), count(2, "replica")
+    ('1 replica', '2 replicas')
+    """
+    return f"{number} {what}{'s' * (number != 1)}"

@@ -99,7 +99,7 @@ def _wrap_compile(stock: Callable[..., Any]) -> Callable[..., Any]:
         if model is None:
             return functools.partial(compile, **arguments)
         left = _why_left(model, arguments)
-        TAKEN.add(model, left=left)
+        _note(model, left)
         if left:
             return stock(model, **arguments)
         from serve_warm.precompile.compiled import compile as with_entries
@@ -114,7 +114,7 @@ def _wrap_module_compile(stock: Callable[..., Any]) -> Callable[..., Any]:
     def compile(self: Any, *args: Any, **arguments: Any) -> Any:  # noqa: A001 - torch's name
         left = "it has positional arguments" if args else _why_left(self, arguments)
         left = left or _why_not_in_place(arguments)
-        TAKEN.add(self, left=left)
+        _note(self, left)
         if left:
             return stock(self, *args, **arguments)
         from serve_warm.precompile.compiled import compile_in_place
@@ -122,6 +122,12 @@ def _wrap_module_compile(stock: Callable[..., Any]) -> Callable[..., Any]:
         return compile_in_place(self, arguments)
 
     return compile
+
+
+def _note(target: object, left: str) -> None:
+    # An application may import `compile` by name. Its class is then pickled with the function, and
+    # with the globals that the function names: this function, by its name, and not TAKEN.
+    TAKEN.add(target, left=left)
 
 
 def _is_called_by_library() -> bool:

@@ -186,6 +186,16 @@ def test_a_setting_that_a_replica_would_refuse_is_a_problem(written, options, wh
     assert fix in found_fix
 
 
+@pytest.mark.parametrize(
+    "actor",
+    [{"runtime_env": {"env_vars": ["A=B"]}}, {"num_cpus": float("inf")}],
+    ids=["list", "inf"],
+)
+def test_odd_values_end_in_no_traceback(written, actor, tmp_path):
+    path = written(user_config=warmup(artifact=f"file://{tmp_path}/a"), ray_actor_options=actor)
+    found(path)
+
+
 def test_settings_that_nothing_reads_are_a_warning(written):
     """A section of a class without the mixin, or of another name, may be the class's own."""
     own = GOOD.replace(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
 
 from boards import known
 from reports import FULL
@@ -24,7 +25,7 @@ from serve_warm.replica.serve.shown_state import facts_of
 def folder_fixture(tmp_path: Path) -> Iterator[str]:
     """Return the state directory of one replica, whose names need escaping."""
     folder = tmp_path / "state"
-    state = StateFile(folder, application="shop", deployment="\x1b[31m", replica="a")
+    state = StateFile(folder, application="shop", deployment='sh"op\\', replica="a")
     state.write(facts_of(FULL))
     yield str(folder)
     state.close()
@@ -37,9 +38,14 @@ def run(*options: str) -> Any:
 def test_values_are_shown_as_prometheus_reads_them(folder):
     shown = run("--state-dir", folder)
     assert shown.exit_code == 0
-    assert "serve_warm_node_ready{} " in shown.stdout
+    assert "serve_warm_node_ready 1\n" in shown.stdout
     assert "\x1b" not in shown.stdout
     assert "serve_warm_starts" not in shown.stdout
+    families = text_string_to_metric_families(shown.stdout)
+    read = {sample.name: sample for family in families for sample in family.samples}
+    assert len(read) > 40
+    assert read["serve_warm_node_ready"].value == 1
+    assert {each.labels.get("deployment", 'sh"op\\') for each in read.values()} == {'sh"op\\'}
     some = run("inputs", "--state-dir", folder, "--json", "-")
     rows = json.loads(some.stdout)
     assert {"inputs" in each["name"] for each in rows} == {True}
@@ -59,4 +65,5 @@ def test_the_catalogue_has_each_metric():
     assert len(rows) == len(names)
     assert {re.sub("_(total|bucket)$", "", name) for name in known()} >= names
     assert all(row["help"] for row in rows)
+    assert run("nosuch", "--catalogue").exit_code == 2
     assert run("node_ready", "--catalogue").stdout.startswith("serve_warm_node_ready (gauge)\n")

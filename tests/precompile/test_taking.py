@@ -7,8 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from ray import cloudpickle
 
 from processes import answer_of
+from serve_warm.precompile.taking import compile_taken
 
 TAKEN = (
     *("module", "function", "by_keyword", "bound_method", "decorator", "bare_decorator"),
@@ -68,3 +71,12 @@ def test_wrong_targets_raise_torchs_own_errors(answer: dict[str, Any]):
 
 def test_the_function_keeps_its_name_and_doc(answer: dict[str, Any]):
     assert (answer["signature"], answer["doc"]) == ("compile", True)
+
+
+def test_a_name_imported_from_torch_can_be_pickled():
+    """Ray pickles a wrapped class with what its module has imported by name."""
+    with compile_taken():
+        taken = torch.compile
+    assert taken is not torch.compile
+    again = cloudpickle.loads(cloudpickle.dumps(taken))
+    assert again(torch.nn.Linear(2, 2), backend="eager")(torch.ones(1, 2)).shape == (1, 2)
