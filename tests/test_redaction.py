@@ -565,7 +565,11 @@ SLICES = {
         "marks[:-MAX_MARKS]",
     },
     "artifact.statements": {"name[:100]"},  # of an object, which the name makes
+    "builder.check_store": {"others[:MOST_NAMED]"},  # whole names
     "builder.portable": {"found[:SHOWN]"},  # instructions
+    "builder.sample_values": {  # a text of our own
+        "(TEXT * (least // len(TEXT) + 1))[:max(least, min(len(TEXT), most))]"
+    },
     "cli.explaining": {"more[:SHOWN_LINES]"},  # whole lines
     "learn.call_files": {"hashlib.sha256(names.encode()).hexdigest()[:32]"},
     "node_server.ledger": {"dead[:max(0, len(dead) - REMEMBERED)]"},  # records

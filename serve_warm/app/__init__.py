@@ -170,7 +170,14 @@ def import_app(path: str, arguments: Mapping[str, Any], *, setting: str = "app")
     module, _, attribute = path.rpartition(":")
     try:
         bound = getattr(_import_anew(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except AttributeError as error:
+        found = sys.modules.get(module)
+        question = did_you_mean(attribute, vars(found)) if found is not None else ""
+        raise ConfigError(
+            f"{setting} {path!r} cannot be imported: {error}",
+            hint=question or f"name the application in {module}, as in app = TextEmbedder.bind()",
+        ) from error
+    except (ImportError, ValueError) as error:
         raise ConfigError(
             f"{setting} {path!r} cannot be imported: {error}",
             hint="run this command in the folder where you would run `serve run`, with an import "

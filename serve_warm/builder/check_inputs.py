@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import serve_warm
 from serve_warm._records import record
 from serve_warm.builder.app import Application
 from serve_warm.builder.problems import CheckFindings, Problem
@@ -350,6 +349,10 @@ class DeclaredInput:
     """The line number of the call in its file."""
 
 
+DECLARING = {"Buckets": Buckets, "Field": Field, "Input": Input, "shape_grid": shape_grid}
+"""What a method imports from serve_warm to declare inputs."""
+
+
 class _Unknown(Exception):
     """The source does not show the value of an expression.
 
@@ -538,7 +541,7 @@ class _Scope:
         self._cls = cls
         self._looped = _read_loops(tree)
         self._imported = {
-            alias.asname or alias.name: getattr(serve_warm, alias.name, None)
+            alias.asname or alias.name: DECLARING.get(alias.name)
             for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom) and node.module == "serve_warm"
             for alias in node.names

@@ -22,8 +22,7 @@ from serve_warm.builder.problems import CheckFindings, Problem
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ConfigError, StoreError, did_you_mean
 from serve_warm.fingerprint import Fingerprint, read_machine
-from serve_warm.precompile import digest_of_class
-from serve_warm.replica.serve.application import find_users_class
+from serve_warm.replica.serve.application import digest_code
 from serve_warm.stores import find_missing_folder, open_store
 from serve_warm.trust import Trust
 from serve_warm.trust.files import load_trust
@@ -235,7 +234,7 @@ class _Wanted:
         threads = named or str(max(1, count))
         return cls(
             fingerprint=Fingerprint(machine=machine, app={"threads": threads, "cpu": settings.cpu}),
-            code=digest_of_class(find_users_class(application.warming[deployment])),
+            code=digest_code(application.warming[deployment]),
             elsewhere=elsewhere,
             threads_variable=bool(named),
         )

@@ -16,6 +16,9 @@ from serve_warm.config import WarmupConfig, resolve
 OF_A_SERVER = ("serve_warm_starts", "serve_warm_start_duration_seconds")
 """Metrics that count while a node server runs. A command would always show zeros."""
 
+COUNTED = "_" + "total"
+"""What Prometheus writes after the name of a counter."""
+
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
@@ -107,7 +110,7 @@ def _catalogue() -> list[dict[str, Any]]:
 
     rows = [
         {
-            "name": f"{each.name}_total" if each.kind == "counter" else each.name,
+            "name": each.name + (COUNTED if each.kind == "counter" else ""),
             "kind": each.kind,
             "labels": [*node.WHO, *each.labels],
             "help": each.help,

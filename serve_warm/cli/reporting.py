@@ -229,8 +229,9 @@ def of_cluster(address: str) -> list[ReportedStart]:
     ]
     if not starts:
         raise StoreError(
-            f"no replica on the cluster at {address} uses WarmupMixin",
-            hint="for a replica that has ended, use --state-dir on its node",
+            f"no replica on the cluster at {address} is warmed by serve_warm",
+            hint="if several clusters run here, pass the address of yours; for a replica that has "
+            "ended, use --state-dir on its node",
         )
     return starts
 

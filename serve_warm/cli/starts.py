@@ -442,9 +442,13 @@ def _show_seconds(built: Built) -> None:
 def _show_plan(planned: Mapping[str, Any] | None, replayed: Mapping[str, Any] | None) -> None:
     if planned is not None and replayed is not None:
         click.echo(
-            f"  plan        {planned['kinds']} kinds of calls, of which a start replays "
-            f"{replayed['kinds']}; their code answers {replayed['share']:.0%} of "
+            f"  plan        {screen.count(planned['kinds'], 'kind')} of calls, of which a start "
+            f"replays {replayed['kinds']}; their code answers {replayed['share']:.0%} of "
             f"{replayed['calls']} recorded calls"
+        )
+        click.echo(
+            "  other       a size that is not in the plan may compile while users wait; with "
+            "after_ready: eager, uncompiled code answers it"
         )
 
 

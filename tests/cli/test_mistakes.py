@@ -182,7 +182,7 @@ MISTAKES = [
         make=nothing,
         command="check {module}:ap",
         found="has no attribute 'ap'",
-        fix="with an import path such as app:app",
+        fix="did you mean 'app'?",
         code=2,
     ),
     Mistake(

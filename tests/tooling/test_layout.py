@@ -58,7 +58,7 @@ PACKAGES = {
     "replica": ("seats", "learn", "precompile", "compiler", "artifact", "trust", "stores"),
     "app": ("replica",),
     "builder": ("app", "replica", "learn", "artifact", "trust", "stores"),
-    "cli": ("builder", "learn", "artifact", "trust", "stores"),
+    "cli": ("builder", "app", "learn", "artifact", "trust", "stores"),
     "testing": ("stores",),
 }
 

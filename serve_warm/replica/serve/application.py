@@ -56,6 +56,13 @@ def find_users_class(cls: type) -> type:
     return cls
 
 
+def digest_code(cls: type) -> str:
+    """Return the digest of the code of the user's class, by which artifacts are told apart."""
+    from serve_warm.precompile import digest_of_class
+
+    return digest_of_class(find_users_class(cls))
+
+
 def note_definition(cls: type) -> None:
     """Note on a new class whether a function defines it, and how its script can be imported."""
     if "<locals>" in cls.__qualname__:

@@ -41,7 +41,7 @@ from serve_warm.private_apis import cpython, ray_serve
 from serve_warm.replica.record.journal import torch_version
 from serve_warm.replica.record.raised_at import find_line
 from serve_warm.replica.record.timeline import Timeline, spans_before
-from serve_warm.replica.serve.application import find_users_class, name_application
+from serve_warm.replica.serve.application import digest_code, name_application
 from serve_warm.replica.serve.calls import (
     CompileForbidden,
     EagerOutOfMemory,
@@ -530,9 +530,7 @@ class ServeReplica(ServeCalls):
     @property
     def code(self) -> str:
         """Digest of the code of the user's class."""
-        from serve_warm.precompile import digest_of_class
-
-        return digest_of_class(find_users_class(type(self.owner)))
+        return digest_code(type(self.owner))
 
     def serving_threads(self) -> set[int]:
         """Return the native ids of the threads that live as long as the replica."""

@@ -30,7 +30,7 @@ class Declaring:
 
 
 def test_declared_inputs_of_a_wrapped_class_are_replayed_and_proven():
-    """wrap gives it the mixin and the settings, and takes what it compiles."""
+    """Wrap gives it the mixin and the settings, and takes what it compiles."""
     with compile_taken():
         replica = wrap_class(Declaring, WarmupConfig(record="off"))()
     asyncio.run(replica.warm_up())
