@@ -380,6 +380,7 @@ def _connect(address: str | None, num_cpus: float = 0.0) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if address is not None:
+            _reach(address)
             ray.init(address=address, **options)
         else:
             # num_cpus is only bookkeeping for Ray: a replica's threads come from its own num_cpus.
@@ -397,6 +398,25 @@ def _connect(address: str | None, num_cpus: float = 0.0) -> None:
             f"Ray could not start on this machine: {error}",
             hint="set TMPDIR to a short path with free space, for example /tmp",
         ) from error
+
+
+REACH_LIMIT_S = 10.0
+"""Maximum seconds until a cluster accepts a connection. Ray itself would ask for minutes."""
+
+
+def _reach(address: str) -> None:
+    """Connect to the address of a cluster once, if it is `host:port`.
+
+    Raises:
+        ConnectionError: nothing listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_LIMIT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(str(error)) from error
 
 
 class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
@@ -420,8 +440,8 @@ class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
         text = describe_error(error)
         raise ConfigError(
             f"{self._what} could not start {self._place}: {text}",
-            hint="read session_latest/logs in Ray's temporary folder (/tmp/ray); the usual "
-            "cause is too little memory or disk space, or too few process ids",
+            hint="read session_latest/logs in Ray's temporary folder (RAY_TMPDIR, or /tmp/ray); the "
+            "usual cause is too little memory or disk space, or a very busy machine",
         ) from error
 
 
