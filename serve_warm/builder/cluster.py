@@ -440,8 +440,8 @@ class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
         text = describe_error(error)
         raise ConfigError(
             f"{self._what} could not start {self._place}: {text}",
-            hint="read session_latest/logs in Ray's temporary folder (RAY_TMPDIR, or /tmp/ray); the "
-            "usual cause is too little memory or disk space, or a very busy machine",
+            hint="read session_latest/logs in Ray's temporary folder (RAY_TMPDIR, or /tmp/ray); "
+            "the usual cause is too little memory or disk space, or a very busy machine",
         ) from error
 
 
