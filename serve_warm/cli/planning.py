@@ -127,14 +127,14 @@ def plan(
             return
         raise StoreError(
             f"{source} have recorded no call that can be replayed",
-            hint="; ".join(made.left_out)
+            hint="; ".join(map(screen.show_line, made.left_out))
             or "send some traffic first; replicas record with `record: signatures`, which is the "
             "default only in wrapped applications",
         )
     _show(made, old, file=file, json_file=json_file)
     _summarize(made, source)
     for axis in varying_axes(recorded.calls, more_than=buckets):
-        click.echo(axis.describe(buckets), err=True)
+        click.echo(screen.show_line(axis.describe(buckets)), err=True)
     if forget:
         _forget(address, name, lost=None if values else recorded)
 
@@ -144,13 +144,14 @@ def _show(
 ) -> None:
     """Write a plan to the files that are asked for, or print it or its differences."""
     if json_file is not None:
-        screen.data(made.to_json(), json_file)
+        write = _write_private if made.requests else Path.write_text
+        screen.data(made.to_json(), json_file, write=write)
     if file is not None:
         _write(file, made)
     elif old is None and json_file is None:
         click.echo(made.to_yaml(), nl=False)
     for line in [] if old is None else describe_differences(old, made):
-        click.echo(line)
+        click.echo(screen.show_line(line))
 
 
 def _write(file: Path, made: InputPlan) -> None:
@@ -165,7 +166,14 @@ def _write(file: Path, made: InputPlan) -> None:
             f"the plan has {len(text) >> 20} MiB, but at most {MOST_BYTES >> 20} MiB can be read",
             hint=f"pass --most {len(made.calls) // 2}",
         )
-    if not made.requests:
+    write = _write_private if made.requests else Path.write_text
+    write(file, text)
+
+
+def _write_private(file: Path, text: str) -> None:
+    """Write a file that only this user can read. A link to it stays a link."""
+    file = file.resolve()
+    if file.exists() and not file.is_file():  # a pipe, such as /dev/stdout
         file.write_text(text)
         return
     temporary = write_beside(file, text.encode(), mode=0o600)
@@ -199,16 +207,14 @@ def _forget(address: str, name: str, *, lost: InputPlan | None) -> None:
 
 
 def _summarize(made: InputPlan, source: str) -> None:
-    click.echo(
-        f"{screen.count(len(made.calls), 'kind')} of calls, {made.share:.0%} of {made.recorded} "
-        f"recorded calls: {source}",
-        err=True,
-    )
+    kinds = screen.count(len(made.calls), "kind")
+    share = f"{made.share:.0%} of {made.recorded} recorded calls"
+    click.echo(f"{kinds} of calls, {share}: {screen.show_line(source)}", err=True)
     if made.requests:
         click.echo(f"with the values of {len(made.requests)} recorded requests", err=True)
     for why, count in made.left_out.items():
         what = "" if why.startswith(OF_REQUESTS) else "calls: "
-        click.echo(f"left out: {count} {what}{why}", err=True)
+        click.echo(f"left out: {count} {what}{screen.show_line(why)}", err=True)
 
 
 def _merge_files(files: Sequence[Path]) -> tuple[InputPlan, str, str]:
@@ -258,7 +264,11 @@ def choose(
             "answers",
             hint=f"deployments with replicas: {', '.join(_names(answers))}",
         )
-    names = _names([each for each in asked if each["calls"] or each["ended"]]) or _names(asked)[:1]
+    names = (
+        _names([each for each in asked if each["calls"] or each["requests"] or each["ended"]])
+        or _names([each for each in asked if each["not_recorded"]])
+        or _names(asked)[:1]
+    )
     if len(names) > 1:
         raise ConfigError(
             f"several deployments have recorded calls: {', '.join(names)}",

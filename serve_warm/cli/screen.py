@@ -208,17 +208,19 @@ json_option = click.option(
 )
 
 
-def data(value: Any, json_file: Path) -> None:
+def data(
+    value: Any, json_file: Path, *, write: Callable[[Path, str], object] = Path.write_text
+) -> None:
     """Write JSON to a file and print the file's name, or print the JSON if the file is `-`.
 
-    Control characters are escaped.
+    Control characters are escaped. `write` writes the file.
     """
     text = json.dumps(value, indent=2, default=dict)
     if json_file == Path("-"):
         click.echo(text)
         return
     json_file.parent.mkdir(parents=True, exist_ok=True)
-    json_file.write_text(f"{text}\n")
+    write(json_file, f"{text}\n")
     click.echo(f"wrote {json_file}", err=True)
 
 

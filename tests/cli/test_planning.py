@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import stat
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,13 @@ def test_only_one_deployment_with_calls_needs_no_name():
     assert (name, len(chosen)) == ("app/B", 2)
 
 
+def test_a_deployment_with_requests_alone_needs_no_name():
+    recorded = answer("B", cache=3)
+    assert choose([answer("A"), recorded])[0] == "app/B"
+    recorded["requests"] = [REQUEST]
+    assert choose([answer("A", other=1), recorded])[0] == "app/B"
+
+
 def test_equal_names_of_two_applications_are_told_apart():
     """Their calls must not be merged."""
     other = {**answer("A", 5), "application": "other"}
@@ -206,6 +214,46 @@ def test_only_this_user_can_read_a_plan_with_values(monkeypatch, tmp_path: Path)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [each.name for each in tmp_path.iterdir()] == ["plan.yaml"]
     assert len(read_plan(str(file)).requests) == 1
+
+
+def test_only_this_user_can_read_json_with_values(monkeypatch, tmp_path: Path):
+    file = tmp_path / "made" / "plan.json"
+    given = answer("A", 3)
+    given["requests"] = [REQUEST]
+    done = run(monkeypatch, [given], "--values", "--json", str(file))
+    assert done.exit_code == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert len(read_plan(str(file)).requests) == 1
+
+
+@pytest.mark.parametrize("words", [("-o", "link.yaml"), ("--json", "link.json")])
+def test_a_link_to_a_plan_stays_a_link(monkeypatch, tmp_path: Path, words):
+    option, name = words
+    link = tmp_path / name
+    link.symlink_to("real")
+    given = answer("A", 3)
+    given["requests"] = [REQUEST]
+    for more in ([], ["--values"]):
+        run(monkeypatch, [given], *more, option, str(link))
+        assert link.is_symlink()
+        assert len(read_plan(str(tmp_path / "real")).requests) == len(more)
+    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o600
+
+
+def test_nothing_of_a_plan_moves_the_cursor(monkeypatch, tmp_path: Path):
+    """A plan may come from somebody else."""
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    made = {key: answer("A", *range(1, 7))[key] for key in ("calls",)}
+    for each in made["calls"]:
+        each["callable"] = "\x1b[2Jx\nerror: y"
+    new.write_text(json.dumps({"format": 1, **made, "left_out": {"\x1b]0;x\x07why\nerror: y": 3}}))
+    old.write_text('{"format": 1, "calls": []}')
+    done = run(monkeypatch, [], str(new), "--diff", str(old))
+    for text in (done.stdout, done.stderr):
+        assert all(line.isprintable() for line in text.splitlines())
+        assert not any(line.startswith("error") for line in text.splitlines())
+    assert "why" in done.stderr
+    assert "has 6 sizes" in done.stderr
 
 
 def test_a_plan_that_no_build_could_read_is_not_written(monkeypatch, tmp_path: Path):
