@@ -180,9 +180,9 @@ class WarmupConfig(_ClosedModel):
     written to a file or leaves the replica, and after texts that look like secrets were replaced.
     Without it, requests with bytes, or with a body that is not JSON, are not kept."""
 
-    record_days: float = Field(default=7.0, gt=0)
+    record_days: float = Field(default=7.0, gt=0, le=3650, allow_inf_nan=False)
     """How many days to keep what ended replicas have recorded, in the state directory of their
-    node."""
+    node: at most 3650."""
 
     eager_sample: str = "off"
     """Share of calls after READY that are compared with eager execution. `1/1000` compares one in a

@@ -275,3 +275,9 @@ def test_times_of_seats_that_no_timer_takes_are_refused(field: str, value: float
     """Before, such a time ended the worker that took the ticket, or the thread that keeps seats."""
     with pytest.raises(ValueError, match=field):
         Seats(**{field: value})
+
+
+@pytest.mark.parametrize("days", [0, -1, 3651, float("inf"), float("nan")])
+def test_records_are_kept_for_a_number_of_days(days: float):
+    problem(user_config=section(record_days=days))
+    assert resolved(user_config=section(record_days=3650)).record_days == 3650

@@ -571,7 +571,7 @@ SLICES = {
         "(TEXT * (least // len(TEXT) + 1))[:max(least, min(len(TEXT), most))]"
     },
     "cli.explaining": {"more[:SHOWN_LINES]"},  # whole lines
-    "learn.call_files": {"hashlib.sha256(names.encode()).hexdigest()[:32]"},
+    "learn.call_files": {"hashlib.sha256(joined.encode()).hexdigest()[:32]"},
     "node_server.ledger": {"dead[:max(0, len(dead) - REMEMBERED)]"},  # records
     "private_apis.sources": {"hashlib.sha256(text.encode()).hexdigest()[:SIZE]"},
     "precompile.builders.assigned": {"short[:SHOWN]"},  # names of changed objects

@@ -17,6 +17,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,21 +29,27 @@ from serve_warm._redaction import describe_error
 from serve_warm._regular_files import read_regular
 from serve_warm.errors import ConfigError
 from serve_warm.learn.recorded import RecordedCall
-from serve_warm.learn.recorded_requests import RecordedRequest
+from serve_warm.learn.recorded_requests import OF_REQUESTS, RecordedRequest
 from serve_warm.node import open_folder
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
 MOST_BYTES = 3 << 20
-"""Maximum size of a file: 1 MiB for calls, of which the rarer ones are left out, and the rest for
-requests."""
+"""Maximum size of a file: 1 MiB for calls, and the rest for requests, reasons and models. The rarer
+ones are left out."""
 
 CALL_BYTES = 1 << 20
 """Maximum size of the calls in a file."""
 
+REASON_BYTES = MODEL_BYTES = 64 << 10
+"""Maximum size of the reasons in a file, and of the ids of models."""
+
+REQUEST_BYTES = MOST_BYTES - CALL_BYTES - REASON_BYTES - MODEL_BYTES
+"""Maximum size of the requests in a file."""
+
 MOST_FILES = 64
-"""Maximum number of files of ended replicas that are read: the latest ones."""
+"""Maximum number of files of a deployment: the latest ones."""
 
 PERIOD_S = 20.0
 """Seconds between two writes, without a new kind of call. A replica that ends loses the counts
@@ -54,9 +61,12 @@ GATHER_S = 1.0
 UNFINISHED_S = 60.0
 """Seconds after which a file that is still being written has been left by a killed process."""
 
-_NAME = re.compile(r"(?P<unfinished>\.?)[0-9a-f]{32}-(?P<hours>\d{1,6})h\.json(?(unfinished)|$).*")
-"""The name of a file: a digest of its names, and how long it is kept. A dot begins the name of one
-that is still being written."""
+_NAME = re.compile(
+    r"(?P<unfinished>\.?)(?:(?P<deployment>[0-9a-f]{32})-)?[0-9a-f]{32}-(?P<hours>\d{1,9})h\.json"
+    r"(?(unfinished)|$).*"
+)
+"""The name of a file: digests of its deployment and of its replica, and how long it is kept. A dot
+begins the name of one that is still being written. Older names do not have the deployment."""
 
 Recorded = dict[str, Any]
 """What `Recorder.to_json` returns, and the ids of the models of Serve's multiplexing."""
@@ -75,6 +85,7 @@ class CallFiles:
     ) -> None:
         self.folder = state_folder / _private_folders.CALL_FOLDER
         self._names = {"application": application, "deployment": deployment}
+        self._digest = _digest(application, deployment)
         self._code = code
         self._days = days
 
@@ -93,7 +104,7 @@ class CallFiles:
         try:
             temporary.rename(path)
         except OSError:
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)
             raise
         self.remove_old()
 
@@ -116,20 +127,29 @@ class CallFiles:
             OSError: a file cannot be removed.
         """
         for file in list(self._files()):
-            found = self._read(file.path)
-            # Whose file it is cannot be read from one that is cut off.
-            is_left = found is None and file.is_unfinished and file.age_s > UNFINISHED_S
-            if is_left or (found is not None and self._names.items() <= found.items()):
+            if file.deployment is None:
+                found = self._read(file.path)
+                # Whose file it is cannot be read from one that is damaged, which is of no use.
+                is_writing = file.is_unfinished and file.age_s <= UNFINISHED_S
+                is_own = not is_writing if found is None else self._names.items() <= found.items()
+            else:
+                is_own = file.deployment == self._digest
+            if is_own:
                 file.path.unlink(missing_ok=True)
 
     def remove_old(self) -> None:
         """Remove the files of all deployments that are too old, or that a killed process has left.
 
+        Of each deployment, the latest `MOST_FILES` files stay.
+
         Raises:
             OSError: a file cannot be removed.
         """
-        for file in list(self._files()):
-            if file.is_old or (file.is_unfinished and file.age_s > UNFINISHED_S):
+        of_deployment = Counter[str | None]()
+        for file in sorted(self._files(), key=lambda each: each.age_s):
+            of_deployment[file.deployment] += not file.is_unfinished
+            is_left = file.is_unfinished and file.age_s > UNFINISHED_S
+            if file.is_old or is_left or of_deployment[file.deployment] > MOST_FILES:
                 file.path.unlink(missing_ok=True)
 
     def _own(self) -> Iterator[tuple[Path, Recorded]]:
@@ -138,7 +158,9 @@ class CallFiles:
         with suppress(OSError):  # a folder that cannot be read has nothing for a plan
             files = sorted(self._files(), key=lambda each: each.age_s)
         for file in files:
-            found = None if file.is_unfinished or file.is_old else self._read(file.path)
+            if file.is_unfinished or file.is_old or file.deployment not in (None, self._digest):
+                continue
+            found = self._read(file.path)
             wanted = {"format": FORMAT, **self._names}
             if found is not None and wanted.items() <= found.items():
                 yield file.path, found
@@ -152,9 +174,8 @@ class CallFiles:
         return found if isinstance(found, dict) else None
 
     def _path(self, replica: str) -> Path:
-        names = "\0".join((*self._names.values(), replica))
-        digest = hashlib.sha256(names.encode()).hexdigest()[:32]
-        return self.folder / f"{digest}-{math.ceil(24 * self._days)}h.json"
+        hours = math.ceil(24 * self._days)
+        return self.folder / f"{self._digest}-{_digest(replica)}-{hours}h.json"
 
     def _files(self) -> Iterator[_File]:
         now = time.time()
@@ -167,6 +188,7 @@ class CallFiles:
                     age_s = now - entry.stat(follow_symlinks=False).st_mtime
                     yield _File(
                         path=Path(entry.path),
+                        deployment=named["deployment"],
                         age_s=age_s,
                         is_old=age_s > 3600 * int(named["hours"]),
                         is_unfinished=bool(named["unfinished"]),
@@ -176,9 +198,16 @@ class CallFiles:
 @record(frozen=True, kw_only=True)
 class _File:
     path: Path
+    deployment: str | None
+    """A digest of the application and the deployment; None if only the file says it."""
     age_s: float
     is_old: bool
     is_unfinished: bool
+
+
+def _digest(*names: str) -> str:
+    joined = "\0".join(names)
+    return hashlib.sha256(joined.encode()).hexdigest()[:32]
 
 
 def _checked(found: Mapping[str, Any]) -> Recorded:
@@ -222,15 +251,39 @@ def _readable(
 
 
 def fitting(recorded: Recorded) -> Recorded:
-    """Return recorded calls without the rarest ones, so that they take at most `CALL_BYTES`."""
-    left = CALL_BYTES - 4096
-    for number, call in enumerate(recorded["calls"]):  # most frequent first
-        left -= len(json.dumps(call)) + 2
-        if left < 0:
-            rare = sum(each["calls"] for each in recorded["calls"][number:])
-            reasons = {**recorded["not_recorded"], "too much was recorded": rare}
-            return {**recorded, "calls": recorded["calls"][:number], "not_recorded": reasons}
-    return recorded
+    """Return what is recorded without the rarest of it, so that it takes at most `MOST_BYTES`."""
+    calls, rare = _first(recorded["calls"], CALL_BYTES - 4096)  # most frequent first
+    by_calls = sorted(recorded["requests"], key=lambda each: -each["calls"])
+    _, rare_requests = _first(by_calls, REQUEST_BYTES)
+    requests = [each for each in recorded["requests"] if each not in rare_requests]
+    models, _ = _first(recorded.get("models", []), MODEL_BYTES)
+    reasons = Counter[str](recorded["not_recorded"])
+    reasons[TOO_MUCH] += sum(each["calls"] for each in rare)
+    reasons[OF_REQUESTS + TOO_MUCH] += sum(each["calls"] for each in rare_requests)
+    named, others = _first(reasons.most_common(), REASON_BYTES - 4096)
+    not_recorded = Counter(dict(named))
+    for why, count in others:
+        not_recorded[(OF_REQUESTS if why.startswith(OF_REQUESTS) else "") + OTHER] += count
+    return {
+        **recorded,
+        "calls": calls,
+        "requests": requests,
+        "models": models,
+        "not_recorded": {why: count for why, count in not_recorded.items() if count},
+    }
+
+
+TOO_MUCH = "too much was recorded"
+OTHER = "other reasons"
+
+
+def _first(given: Sequence[Any], most: int) -> tuple[list[Any], list[Any]]:
+    """Return the first items, which take at most this many bytes as JSON, and the others."""
+    for number, each in enumerate(given):
+        most -= len(json.dumps(each)) + 2
+        if most < 0:
+            return list(given[:number]), list(given[number:])
+    return list(given), []
 
 
 class CallWriter:

@@ -44,6 +44,7 @@ from serve_warm.learn.recorded_requests import (
     TOO_LARGE,
     NotRecordable,
     RecordedRequest,
+    size_of,
 )
 from serve_warm.learn.recorder import reached
 
@@ -288,11 +289,15 @@ class RequestRecorder:
         with self._lock:
             if self._kept.get(key) is not kept:  # forgotten meanwhile
                 return
-            if isinstance(made, RecordedRequest):
-                kept.request = made
-                return
-            del self._kept[key]
             self._left_bytes += kept.size
+            if isinstance(made, RecordedRequest):
+                size = size_of(made)  # `scrub` may have enlarged it
+                if size <= self._left_bytes:
+                    kept.request, kept.size = made, size
+                    self._left_bytes -= size
+                    return
+                made = NO_ROOM
+            del self._kept[key]
             self._refuse(key[0], made, kept.calls)
 
     def not_recorded(self) -> dict[str, int]:

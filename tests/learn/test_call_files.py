@@ -18,6 +18,7 @@ import pytest
 from serve_warm._private_folders import CALL_FOLDER as FOLDER
 from serve_warm.learn import call_files as module
 from serve_warm.learn.call_files import MOST_BYTES, MOST_FILES, CallFiles, CallWriter
+from serve_warm.learn.recorded_requests import OF_REQUESTS
 
 CALL = {
     "callable": "app.Model",
@@ -158,14 +159,104 @@ def test_forgetting_removes_the_files_of_one_deployment(tmp_path: Path):
     assert len(other.read()) == 1
 
 
+def as_of_today(path: Path) -> Path:
+    """Rename a file as releases before named it, without its deployment."""
+    old = path.with_name(path.name.split("-", 1)[1])
+    return path.rename(old)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"format": 1, "calls"', b"x" * (MOST_BYTES + 1)])
+@pytest.mark.parametrize("named", ["now", "before"])
+def test_forgetting_removes_files_that_cannot_be_read(tmp_path: Path, content: bytes, named: str):
+    """They may have the values of requests."""
+    of(tmp_path).write("r1", RECORDED)
+    (path,) = (tmp_path / FOLDER).iterdir()
+    path.write_bytes(content)
+    if named == "before":
+        path = as_of_today(path)
+    of(tmp_path, deployment="Other").write("r1", RECORDED)
+    of(tmp_path).forget()
+    assert not path.exists()
+    assert len(of(tmp_path, deployment="Other").read()) == 1
+
+
+def test_files_of_releases_before_are_read_and_forgotten(tmp_path: Path):
+    of(tmp_path).write("r1", RECORDED)
+    (path,) = (tmp_path / FOLDER).iterdir()
+    as_of_today(path)
+    assert of(tmp_path).read() == [{"replica": "r1", **RECORDED}]
+    assert of(tmp_path, deployment="Other").read() == []
+    of(tmp_path, deployment="Other").forget()
+    assert len(of(tmp_path).read()) == 1
+    of(tmp_path).forget()
+    assert list((tmp_path / FOLDER).iterdir()) == []
+
+
+def test_what_is_kept_for_many_days_is_removed_in_time(tmp_path: Path):
+    """A file of 10 years, or of a release that allowed more."""
+    for days in (3650, 42_000):
+        of(tmp_path, days=days).write("r1", RECORDED)
+        (path,) = (tmp_path / FOLDER).iterdir()
+        make_older(path, days=days + 1)
+        of(tmp_path).remove_old()
+        assert not path.exists()
+
+
+def test_a_file_that_was_written_can_be_read(tmp_path: Path):
+    """With the most of everything, and texts that JSON makes longer."""
+    calls = [{**CALL, "structure": f"t0, {'1, ' * 300}{n}", "calls": 9} for n in range(1024)]
+    text = "x" * (63 << 10)
+    requests = [
+        {"target": "ask", "arguments": {"args": [text, n], "kwargs": {}}, "calls": n + 1}
+        for n in range(32)
+    ]
+    long = "\U0001f600" * 80
+    reasons = {f"reason {n} {long}": n + 1 for n in range(500)}
+    requests_left = {f"{OF_REQUESTS}{why}": 1 for why in reasons}
+    models = [f"{n}{'x' * 1000}" for n in range(500)]
+    of(tmp_path).write(
+        "r1",
+        {
+            "calls": calls,
+            "requests": requests,
+            "not_recorded": {**reasons, **requests_left},
+            "models": models,
+        },
+    )
+    (path,) = (tmp_path / FOLDER).iterdir()
+    assert path.stat().st_size <= MOST_BYTES
+    (found,) = of(tmp_path).read()
+    assert found["requests"] == requests[-len(found["requests"]) :], "the most frequent ones"
+    lost = 9 * (1024 - len(found["calls"])) + sum(range(1, 33 - len(found["requests"])))
+    counted = sum(found["not_recorded"].values())
+    assert counted == lost + sum(reasons.values()) + len(requests_left)
+
+
 def test_forgetting_without_files_is_no_error(tmp_path: Path):
     of(tmp_path / "never made").forget()
 
 
-def test_only_the_latest_files_are_read(tmp_path: Path):
+def test_only_the_latest_files_are_kept(tmp_path: Path):
+    other = of(tmp_path, deployment="Other")
+    other.write("r1", RECORDED)
     for number in range(MOST_FILES + 5):
         of(tmp_path).write(f"r{number}", RECORDED)
     assert len(of(tmp_path).read()) == MOST_FILES
+    assert len(list((tmp_path / FOLDER).iterdir())) == MOST_FILES + 1
+    assert len(other.read()) == 1
+
+
+def test_files_of_other_deployments_are_not_read(tmp_path: Path, monkeypatch):
+    for number in range(3):
+        of(tmp_path, deployment=f"Other{number}").write("r1", RECORDED)
+    of(tmp_path).write("r1", RECORDED)
+    opened: list[Path] = []
+    read = module.read_regular
+    monkeypatch.setattr(
+        module, "read_regular", lambda path, **more: (opened.append(path), read(path, **more))[1]
+    )
+    assert len(of(tmp_path).read()) == 1
+    assert len(opened) == 1
 
 
 def test_too_much_is_cut_at_the_rarest_calls(tmp_path: Path):
