@@ -19,7 +19,7 @@ from serve_warm._redaction import first_line
 from serve_warm._regular_files import explain_pipe, read_regular
 from serve_warm.errors import ConfigError
 from serve_warm.learn import recorded_requests
-from serve_warm.learn.recorded import TENSOR, RecordedCall
+from serve_warm.learn.recorded import MOST_CALLS, TENSOR, RecordedCall
 from serve_warm.learn.recorded_requests import OF_REQUESTS, RecordedRequest
 
 FORMAT = 1
@@ -67,10 +67,11 @@ class InputPlan:
 
     def most_frequent(self, most: int) -> InputPlan:
         """Return the plan of this many kinds of calls. It says how many calls it leaves out."""
-        kept = sorted(self.calls, key=lambda each: -each.calls)[:most]
-        rare = sum(each.calls for each in self.calls) - sum(each.calls for each in kept)
+        places = sorted(range(len(self.calls)), key=lambda place: -self.calls[place].calls)
+        kept = sorted(places[:most])
+        rare = sum(each.calls for each in self.calls) - sum(self.calls[each].calls for each in kept)
         left_out = {**self.left_out, **({RARE: rare} if rare else {})}
-        calls = tuple(each for each in self.calls if each in kept)
+        calls = tuple(self.calls[each] for each in kept)
         return dataclasses.replace(self, calls=calls, left_out=left_out)
 
     def to_json(self) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class InputPlan:
             type(within_s) in (int, float) and 0 < within_s < math.inf
         ):
             raise ConfigError(f"{source}: `within_s` must be a positive number of seconds")
-        if type(covered) is not int or covered < 0:
+        if type(covered) is not int or not 0 <= covered < MOST_CALLS:
             raise ConfigError(f"{source}: `covered` must be a number of calls")
         calls = []
         for number, each in enumerate(data["calls"]):
@@ -142,7 +143,9 @@ class InputPlan:
             calls.append(call)
         return cls(
             calls=tuple(calls),
-            left_out={str(k): v for k, v in left_out.items() if type(v) is int and v > 0},
+            left_out={
+                str(k): v for k, v in left_out.items() if type(v) is int and 0 < v < MOST_CALLS
+            },
             models=tuple(models),
             requests=_requests_of(data, source),
             within_s=within_s,
@@ -158,16 +161,20 @@ def _requests_of(data: Mapping[str, Any], source: str) -> tuple[RecordedRequest,
     given = data.get("requests", [])
     if not isinstance(given, list):
         raise ConfigError(f"{source}: `requests` must be a list")
-    try:
-        requests = tuple(RecordedRequest.from_json(each) for each in given)
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error.message}", hint=error.hint) from error
+    requests = []
+    for number, each in enumerate(given):
+        try:
+            requests.append(RecordedRequest.from_json(each))
+        except ConfigError as error:
+            raise ConfigError(
+                f"{source}: request {number + 1}: {error.message}", hint=error.hint
+            ) from error
     if sum(map(recorded_requests.size_of, requests)) > REQUEST_BYTES:
         raise ConfigError(
             f"{source}: its requests are larger than {REQUEST_BYTES >> 10} KiB",
             hint="remove some of them",
         )
-    return requests
+    return tuple(requests)
 
 
 RARE = "its kind is rarer than those in the plan"

@@ -14,12 +14,13 @@ from dataclasses import field
 from typing import Any
 
 from serve_warm._records import record
-from serve_warm._redaction import excerpt
+from serve_warm._redaction import excerpt, is_name
 from serve_warm.errors import ConfigError, InputError
 
 TENSOR = re.compile(
-    r"(?P<class>\w+) (?P<dtype>\w+)\[(?P<sizes>[\d, ]*)\] "
-    r"strides \[(?P<strides>[\d, ]*)\] on (?P<device>[a-z]+(?::\d+)?)"
+    r"(?P<class>\w+) (?P<dtype>\w+)\[(?P<sizes>(?:[0-9]{1,19}(?:, ?[0-9]{1,19})*)?)\] "
+    r"strides \[(?P<strides>(?:[0-9]{1,19}(?:, ?[0-9]{1,19})*)?)\] "
+    r"on (?P<device>[a-z]+(?::[0-9]{1,4})?)"
 )
 """The metadata of a tensor (`facts.names.describe_tensor`)."""
 
@@ -32,8 +33,18 @@ MODEL_THREAD = "serve_warm-model"
 SHOWN = 120
 """Maximum number of characters that an error shows of a plan."""
 
+MOST_CALLS = 1 << 63
+"""A number of calls is smaller. Python refuses to write numbers of more than 4,300 digits."""
+
 LONGEST = 1 << 16
 """Maximum number of characters of a structure."""
+
+
+def class_name(kind: type) -> str:
+    """Return the name of a class. A name that is made in a request may have a request's content."""
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    parts = name.replace(".<locals>", "").split(".")
+    return name if len(name) <= SHOWN and all(map(is_name, parts)) else "class without a plain name"
 
 
 class NotRepeatable(InputError):
@@ -122,7 +133,7 @@ class RecordedCall:
             and all(isinstance(each, str) for each in tensors)
             and isinstance(modes, Mapping)
             and all(isinstance(k, str) and isinstance(v, bool) for k, v in modes.items())
-            and all(type(each) is int and each >= 0 for each in (number, calls))
+            and all(type(each) is int and 0 <= each < MOST_CALLS for each in (number, calls))
         )
         if not is_right:
             raise ConfigError(

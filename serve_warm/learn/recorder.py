@@ -20,7 +20,7 @@ import torch
 
 from serve_warm._redaction import is_name
 from serve_warm.compiler import evidence
-from serve_warm.learn.recorded import LONGEST, MODEL_THREAD, RecordedCall
+from serve_warm.learn.recorded import LONGEST, MODEL_THREAD, RecordedCall, class_name
 from serve_warm.precompile import SESSION, NoEntry
 from serve_warm.precompile.recording import Signature, describe_structure, ordered_counts
 
@@ -420,8 +420,7 @@ def _as_argument(kept: Any, tensors: list[_Tensor]) -> Any:
     if isinstance(kept, _Long):
         raise NoEntry(f"an argument is a {kept.kind.__name__} of more than {MOST_ITEMS} items")
     if isinstance(kept, _Other):
-        kind = kept.kind
-        raise NoEntry(f"an argument is a {kind.__module__}.{kind.__qualname__}")
+        raise NoEntry(f"an argument is a {class_name(kept.kind)}")
     if type(kept) is list or type(kept) is tuple:
         return type(kept)(_as_argument(each, tensors) for each in kept)
     if type(kept) is dict:

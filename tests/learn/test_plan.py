@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,19 @@ def test_a_plan_of_the_most_frequent_kinds_says_what_it_leaves_out():
     assert plan.share == 0.98
 
 
+def test_a_plan_of_the_most_frequent_of_many_kinds_takes_no_time():
+    plan = make_plan([call(size, size) for size in range(1, 3001)], {})
+    begun = time.process_time()
+    kept = plan.most_frequent(1000)
+    assert [each.calls for each in kept.calls] == list(range(3000, 2000, -1))
+    assert time.process_time() - begun < 1
+
+
+def test_equal_kinds_in_a_plan_are_kept_one_by_one():
+    """A person may have copied one."""
+    assert len(InputPlan(calls=(call(3, 2),) * 4).most_frequent(3).calls) == 3
+
+
 def test_a_plan_of_nothing_covers_everything():
     assert make_plan([], {}).share == 1.0
 
@@ -60,6 +74,8 @@ def test_a_plan_can_be_read_again(form: str, tmp_path: Path):
     assert read_plan(given) == plan
 
 
+HUGE = f"Tensor int64[{'9' * 5000}] strides [1] on cpu"
+
 WRONG: dict[str, Any] = {
     "no YAML": "calls: [",
     "a list": [1],
@@ -72,6 +88,9 @@ WRONG: dict[str, Any] = {
     "no models": {"format": 1, "calls": [], "models": "de"},
     "a model without an id": {"format": 1, "calls": [], "models": [""]},
     "left out": {"format": 1, "calls": [], "left_out": [1]},
+    "a huge size": {"format": 1, "calls": [{**call(3).to_json(), "tensors": [HUGE]}]},
+    "too many calls": {"format": 1, "calls": [{**call(3).to_json(), "calls": 1 << 63}]},
+    "too many covered": {"format": 1, "calls": [], "covered": 1 << 63},
     "large": "# " + "x" * MOST_BYTES + "\n",
 }
 

@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import json
 import sys
+import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from types import FunctionType
 from typing import Any, cast
@@ -28,6 +29,10 @@ from serve_warm.report import CompileEvent
 KEPT_BYTES = 1 << 16
 """Maximum number of bytes to keep of an HTTP error response. Fewer bytes are shown, but all kept
 bytes are redacted before the text is cut for display."""
+
+
+IN_PATHS = "/%:@!$&'()*+,;=~"
+"""Characters that a path may have as they are."""
 
 
 class CompileForbidden(DeploymentUnavailableError):
@@ -356,8 +361,8 @@ class Exchange:
             "http_version": "1.1",
             "method": verb,
             "scheme": "http",
-            "path": plain,
-            "raw_path": plain.encode(),
+            "path": urllib.parse.unquote(plain),
+            "raw_path": urllib.parse.quote(plain, safe=IN_PATHS).encode(),
             "root_path": "",
             "query_string": query.encode(),
             "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
