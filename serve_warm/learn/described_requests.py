@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import re
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import torch
 
 from serve_warm.inputs import HTTP_TARGET
 from serve_warm.learn.hidden_values import Hider, is_secret
+from serve_warm.learn.recorded import class_name
 from serve_warm.learn.recorded_requests import (
     MOST_BYTES,
     Budget,
@@ -38,6 +40,7 @@ NEEDS_SCRUB = "it has bytes, or a body that is not JSON, which are recorded only
 HAS_CREDENTIALS = (
     "it has credentials in its headers (Authorization, Cookie), without which a replay is refused"
 )
+NO_ARGUMENTS = "`scrub` returned something that is no arguments of a request"
 DROPPED = "`scrub` returned None"
 
 _BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
@@ -54,8 +57,6 @@ class Description:
     model_id: str = ""
     names: Sequence[str] = ()
     """The parameters that the positional arguments are for."""
-    secret_parts: Sequence[str] = ()
-    """Parts of the path that stand for parameters that name a secret."""
 
     def size(self) -> int:
         """Return the number of bytes of the request, as JSON with its tensors in base64."""
@@ -77,8 +78,7 @@ def describe_call(
     Raises:
         NotRecordable: a value cannot be recorded.
     """
-    tensors: dict[str, torch.Tensor] = {}
-    budget = Budget()
+    tensors, budget = _Tensors(), Budget()
     other = functools.partial(_other, tensors, budget, keeps_bytes=keeps_bytes)
     arguments = {
         "args": [plain(each, other, budget=budget) for each in args],
@@ -97,7 +97,7 @@ def describe_http(
     Raises:
         NotRecordable: a value cannot be recorded.
     """
-    target = target_of(scope)
+    target = target_of(scope, hides_parameters=True)
     headers = {name.lower(): value for name, value in scope["headers"]}
     if HTTP_TARGET.fullmatch(target) is None:
         raise NotRecordable("the method or the path of a request cannot be replayed")
@@ -114,14 +114,7 @@ def describe_http(
         if not keeps_bytes:
             raise NotRecordable(NEEDS_SCRUB)
         arguments = {"body": base64.b64encode(data).decode(), "content_type": content_type}
-    secret_parts = [
-        str(value)
-        for name, value in dict(scope.get("path_params") or {}).items()
-        if is_secret(str(name))
-    ]
-    return Description(
-        target=target, arguments=arguments, model_id=model_id, secret_parts=secret_parts
-    )
+    return Description(target=target, arguments=arguments, model_id=model_id)
 
 
 def finish(description: Description, scrub: Scrub | None) -> RecordedRequest:
@@ -133,7 +126,11 @@ def finish(description: Description, scrub: Scrub | None) -> RecordedRequest:
             error.
     """
     hider = Hider()
-    target = hider.hide_target(description.target, description.secret_parts)
+    content_type = description.arguments.get("content_type", "")
+    for what, text in (("the id of a model", description.model_id), ("a type", content_type)):
+        if hider.is_hidden(text):
+            raise NotRecordable(f"{what} looks like a secret")
+    target = hider.hide_target(description.target)
     arguments = hider.hide_arguments(description.arguments, description.names)
     tensors = {
         name: torch.zeros_like(each) if name in hider.tensors else each
@@ -143,15 +140,7 @@ def finish(description: Description, scrub: Scrub | None) -> RecordedRequest:
         kept = scrub(target, with_values(arguments, tensors))
         if kept is None:
             raise NotRecordable(DROPPED)
-        tensors, budget = {}, Budget()
-        is_http = " " in target
-        other = _refuse if is_http else functools.partial(_other, tensors, budget, keeps_bytes=True)
-        arguments = {
-            key: [plain(each, other, budget=budget) for each in value]
-            if key == "args"
-            else plain(value, other, budget=budget)
-            for key, value in kept.items()
-        }
+        arguments, tensors = _kept_arguments(kept, is_http=" " in target)
     made = RecordedRequest(
         target=target,
         arguments=arguments,
@@ -161,11 +150,77 @@ def finish(description: Description, scrub: Scrub | None) -> RecordedRequest:
     return RecordedRequest.from_json(made.to_json())
 
 
-def target_of(scope: Mapping[str, Any]) -> str:
-    """Return an HTTP request's target, such as `POST /embed?lang=de`."""
+def _kept_arguments(kept: Any, *, is_http: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return what `scrub` returned, as plain data, and the tensors in it.
+
+    Raises:
+        NotRecordable: these are no arguments of a request.
+    """
+    tensors, budget = _Tensors(), Budget()
+    other = _refuse if is_http else functools.partial(_other, tensors, budget, keeps_bytes=True)
+    try:
+        if is_http:
+            if not kept.keys() <= {"json", "body", "content_type"}:
+                raise NotRecordable(NO_ARGUMENTS)
+            base64.b64decode(kept.get("body", ""), validate=True)
+            return plain(kept, other, budget=budget), tensors
+        if kept.keys() != {"args", "kwargs"} or type(kept["kwargs"]) is not dict:
+            raise NotRecordable(NO_ARGUMENTS)
+        arguments = {
+            "args": [plain(each, other, budget=budget) for each in kept["args"]],
+            "kwargs": plain(kept["kwargs"], other, budget=budget),
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise NotRecordable(NO_ARGUMENTS) from error
+    return arguments, tensors
+
+
+def target_of(scope: Mapping[str, Any], *, hides_parameters: bool = False) -> str:
+    """Return an HTTP request's target, such as `POST /embed?lang=de`.
+
+    If `hides_parameters`, parameters in the path that name a secret keep only their length.
+
+    Raises:
+        NotRecordable: such a parameter cannot be found in the path.
+    """
     path = str(scope["path"]).removeprefix(str(scope.get("root_path", ""))) or "/"
+    if hides_parameters:
+        path = _without_secrets(path, scope)
     query = scope.get("query_string", b"").decode("latin-1")
     return f"{scope['method']} {urllib.parse.quote(path)}{'?' if query else ''}{query}"
+
+
+def _without_secrets(path: str, scope: Mapping[str, Any]) -> str:
+    """Return a path without the values of its parameters that name a secret.
+
+    `path_params` has the values after the route has converted them, as to a number.
+    """
+    given = {str(name): value for name, value in dict(scope.get("path_params") or {}).items()}
+    root = scope.get("routed_path", scope.get("root_path", ""))
+    routed = str(scope["path"]).removeprefix(str(root))
+    pattern = getattr(scope.get("route"), "path_regex", None)
+    found = pattern.fullmatch(routed) if isinstance(pattern, re.Pattern) else None
+    parts = {} if found is None or not path.endswith(routed) else found.groupdict()
+    for name, value in given.items():
+        if not is_secret(name):
+            continue
+        text = re.compile(re.escape(str(value)), re.IGNORECASE)
+        if found is not None and name in parts:
+            first = len(path) - len(routed)
+            start, end = (first + each for each in found.span(name))
+            path = path[:start] + _hidden(path[start:end], value) + path[end:]
+        elif text.pattern and text.search(path):  # of a mount, or of another router
+            path = text.sub(lambda part, of=value: _hidden(part[0], of), path)
+        else:
+            raise NotRecordable("a parameter in the path that names a secret cannot be hidden")
+    return path
+
+
+def _hidden(text: str, value: Any) -> str:
+    """Return a text of the same length, which a route converts to a value of the same class."""
+    if type(value) is str:
+        return "x" * len(text)
+    return re.sub(r"[^\W_]", "0", text)
 
 
 class Body:
@@ -216,12 +271,19 @@ def _has_body(method: str, headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _refuse(value: Any) -> Any:
-    raise NotRecordable(f"a value is a {type(value).__qualname__}")
+    raise NotRecordable(f"a value is a {class_name(type(value))}")
 
 
-def _other(
-    tensors: dict[str, torch.Tensor], budget: Budget, value: Any, *, keeps_bytes: bool
-) -> dict[str, str]:
+class _Tensors(dict[str, torch.Tensor]):
+    """The tensors of a request, by their names in its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[int, str] = {}
+        """The name of each tensor or array, by its id."""
+
+
+def _other(tensors: _Tensors, budget: Budget, value: Any, *, keeps_bytes: bool) -> dict[str, str]:
     """Return what stands for a value, and add it to `tensors` if it is a tensor or array."""
     kind = type(value)
     if kind is bytes:
@@ -229,26 +291,40 @@ def _other(
             raise NotRecordable(NEEDS_SCRUB)
         budget.take(_in_base64(len(value)))
         return {"$bytes": base64.b64encode(value).decode()}
-    name = f"t{len(tensors)}"
+    name = tensors.names.setdefault(id(value), f"t{len(tensors)}")
     if kind is torch.Tensor:
-        if value.requires_grad or value.is_conj() or value.is_neg() or not value.is_contiguous():
-            raise NotRecordable("a tensor is not contiguous, or requires grad")
-        budget.take(_size_of_tensor(value))  # before it is copied
-        if _is_text(value) and not keeps_bytes:
-            raise NotRecordable(NEEDS_SCRUB)
-        tensors[name] = value.detach().cpu().clone()
+        if name not in tensors:
+            tensors[name] = _copied_tensor(value, budget, keeps_bytes=keeps_bytes)
         return {"$tensor": name}
     if (kind.__module__, kind.__qualname__) == ("numpy", "ndarray"):
-        budget.take(_in_base64(value.nbytes))
-        if value.dtype.kind in "iu" and value.dtype.itemsize == 1 and not keeps_bytes:
-            raise NotRecordable(NEEDS_SCRUB)
-        try:
-            # A copy: torch warns of read-only arrays, and those that Ray passes are read-only.
-            tensors[name] = torch.from_numpy(value.copy())
-        except TypeError as error:
-            raise NotRecordable(f"an array has the dtype {value.dtype}") from error
+        if name not in tensors:
+            tensors[name] = _copied_array(value, budget, keeps_bytes=keeps_bytes)
         return {"$array": name}
-    raise NotRecordable(f"an argument is a {kind.__module__}.{kind.__qualname__}")
+    raise NotRecordable(f"an argument is a {class_name(kind)}")
+
+
+def _copied_tensor(value: torch.Tensor, budget: Budget, *, keeps_bytes: bool) -> torch.Tensor:
+    if value.requires_grad or value.is_conj() or value.is_neg() or not value.is_contiguous():
+        raise NotRecordable("a tensor is not contiguous, or requires grad")
+    budget.take(_size_of_tensor(value))  # before it is copied
+    if _is_text(value) and not keeps_bytes:
+        raise NotRecordable(NEEDS_SCRUB)
+    return value.detach().cpu().clone()
+
+
+def _copied_array(value: Any, budget: Budget, *, keeps_bytes: bool) -> torch.Tensor:
+    if not value.flags.c_contiguous:
+        raise NotRecordable("an array is not contiguous")
+    budget.take(_in_base64(value.nbytes))
+    if value.dtype.kind in "iu" and value.dtype.itemsize == 1 and not keeps_bytes:
+        raise NotRecordable(NEEDS_SCRUB)
+    try:
+        # A copy: torch warns of read-only arrays, and those that Ray passes are read-only.
+        return torch.from_numpy(value.copy())
+    except TypeError as error:
+        # The names of its fields may have a request's content.
+        kind_of = "structured" if value.dtype.names else f"of the kind {value.dtype.kind}"
+        raise NotRecordable(f"the dtype of an array is {kind_of}") from error
 
 
 def _is_text(value: torch.Tensor) -> bool:

@@ -10,9 +10,10 @@ _redaction` knows fewer names, because in a log a card, a session or a pass is u
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve_warm._redaction import SHORTEST_VALUE, find_credentials, redact
@@ -25,18 +26,58 @@ _PARTS = ("password", "passwd", "passphrase", "passcode", "credential", "session
 
 _WORDS = frozenset(
     {
-        *("secret", "secrets", "pwd", "pwds", "creds", "bearer", "cookie", "cookies", "jwt"),
-        *("otp", "totp", "pin", "cvv", "cvc", "card", "cards", "cardnumber", "ssn", "iban"),
-        *("authorization", "authentication", "apikey", "apikeys"),
+        *("secret", "pwd", "creds", "bearer", "cookie", "jwt", "auth", "csrf", "xsrf", "mnemonic"),
+        *("otp", "totp", "mfa", "pin", "pincode", "cvv", "cvc", "card", "cardnumber", "ssn"),
+        *("iban", "authorization", "authentication", "apikey"),
     }
 )
-"""Words that make a key secret."""
+"""Words that make a key secret. Here and below, a word is in the singular."""
 
-_LAST = frozenset({"pass", "session", "sessions", "sid", "auth"})
+_LAST = frozenset({"pass", "sid"})
 """Words that make a key secret at its end."""
 
-_PAIRS = frozenset({"session id", "session ids", "session key", "api keys", "access keys"})
-"""Two words that make a key secret at its end."""
+_BEFORE = {
+    "key": frozenset(
+        {
+            *("api", "access", "secret", "private", "signing", "encryption", "ssh", "session"),
+            *("account", "shared", "master", "deploy", "storage", "license", "webhook", "hmac"),
+        }
+    ),
+    "code": frozenset(
+        {"security", "verification", "access", "recovery", "backup", "reset", "login", "sms"}
+    ),
+    "phrase": frozenset({"pass", "seed", "recovery", "secret"}),
+    "word": frozenset({"pass"}),
+    "number": frozenset({"cc"}),
+}
+"""Words that make a key secret before another one."""
+
+_COUNTED = frozenset({"max", "min", "num", "number", "count", "n", "per", "length", "limit"})
+"""Words beside which a token or a session is only counted."""
+
+_OF_TEXT = frozenset(
+    {
+        *("eos", "bos", "pad", "sep", "cls", "mask", "masked", "unk", "stop", "special"),
+        *("image", "audio", "video", "vision"),
+    }
+)
+"""Words before a token that is a part of a text."""
+
+_OF_TEXTS = frozenset(
+    {
+        *("new", "input", "output", "prompt", "completion", "total", "text", "generated", "start"),
+        *("end", "cached", "reasoning", "thinking", "draft", "bad", "suppress", "forced"),
+    }
+)
+"""Words before tokens, in the plural, that are parts of texts."""
+
+_AFTER = frozenset(
+    {
+        *("id", "type", "embedding", "index", "indices", "position", "budget", "logprob", "prob"),
+        *("mask", "to", "classification"),
+    }
+)
+"""Words after a token that is a part of a text."""
 
 
 def is_secret(key: str) -> bool:
@@ -45,13 +86,49 @@ def is_secret(key: str) -> bool:
     >>> [is_secret(key) for key in ("userPasswords", "api_key", "otp", "max_tokens", "cardinality")]
     [True, True, True, False, False]
     """
-    words = [each.lower() for each in _WORD.findall(key)]
+    words = [each for found in _WORD.findall(key) for each in _split(found.lower())]
+    single = [_singular(each) for each in words]
+    is_counted = not _COUNTED.isdisjoint(single)
+    if any(part in key.lower() for part in _PARTS) or not _WORDS.isdisjoint(single):
+        return True
+    if single and single[-1] in _LAST:
+        return True
+    if any(one in _BEFORE.get(two, ()) for one, two in itertools.pairwise(single)):
+        return True
+    if "session" in single and not is_counted:
+        return True
+    if "token" in single:
+        return not is_counted and not _is_of_text(words, single)
+    return redact(f"{key}=x", credentials=()) != f"{key}=x"
+
+
+def _is_of_text(words: Sequence[str], single: Sequence[str]) -> bool:
+    """Return whether a token is a part of a text, for a language model."""
+    at = single.index("token")
+    before, after = set(single[:at]), single[at + 1 : at + 2]
     return (
-        any(part in key.lower() for part in _PARTS)
-        or not _WORDS.isdisjoint(words)
-        or bool(words and (words[-1] in _LAST or " ".join(words[-2:]) in _PAIRS))
-        or redact(f"{key}=x", credentials=()) != f"{key}=x"
+        not _OF_TEXT.isdisjoint(before)
+        or (words[at] == "tokens" and not _OF_TEXTS.isdisjoint(before))
+        or (not before and bool(after) and after[0] in _AFTER)
+        or (bool(before) and bool(after) and after[0] == "id" and _ACCESS.isdisjoint(before))
     )
+
+
+_ACCESS = frozenset({"access", "refresh", "api", "id", "user", "client"})
+"""Words before a token that gives access."""
+
+
+def _split(word: str) -> list[str]:
+    """Return the words of one that is written as one, such as `accesstoken`."""
+    for end in ("token", "tokens"):
+        if word.endswith(end) and word != end:
+            return [word.removesuffix(end), end]
+    return [word]
+
+
+def _singular(word: str) -> str:
+    is_plural = (len(word) > 3 or word in ("ids", "ns")) and word.endswith("s")
+    return word[:-1] if is_plural and not word.endswith(("ss", "creds")) else word
 
 
 class Hider:
@@ -77,18 +154,11 @@ class Hider:
                 made[key] = self._hide(made[key], "")
         return made
 
-    def hide_target(self, target: str, secret_parts: Iterable[str]) -> str:
-        """Return a target without secrets in its path and query.
-
-        `secret_parts` are parts of the path that stand for parameters that name a secret.
-        """
+    def hide_target(self, target: str) -> str:
+        """Return a target without secrets in its path and query."""
         verb, space, path = target.rpartition(" ")
         path, mark, query = path.partition("?")
-        secret = set(secret_parts)
-        parts = [
-            self._hide_quoted(part, below=urllib.parse.unquote(part) in secret)
-            for part in path.split("/")
-        ]
+        parts = [self._hide_quoted(part, below=False) for part in path.split("/")]
         pairs = [each.partition("=") for each in query.split("&")]
         shown = [
             key + is_ + self._hide_quoted(value, below=is_secret(urllib.parse.unquote_plus(key)))
@@ -97,6 +167,10 @@ class Hider:
             for key, is_, value in pairs
         ]
         return verb + space + "/".join(parts) + mark + "&".join(shown)
+
+    def is_hidden(self, text: str) -> bool:
+        """Return whether a text has the form of a secret."""
+        return self._hide_text(text, below=False) != text
 
     def _hide_quoted(self, text: str, *, below: bool) -> str:
         unquoted = urllib.parse.unquote_plus(text)

@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from serve_warm._records import record
-from serve_warm._redaction import excerpt
 from serve_warm.errors import ConfigError
 from serve_warm.inputs import HTTP_TARGET
-from serve_warm.learn.recorded import SHOWN
+from serve_warm.learn.recorded import MOST_CALLS, class_name
 
 MOST_BYTES = 64 << 10
 """Maximum size of one request, as JSON."""
@@ -60,9 +59,9 @@ class RecordedRequest:
 
     @property
     def name(self) -> str:
-        """The request, as reports show it, without its values."""
-        target, _, query = self.target.partition("?")
-        return f"recorded {target}{'?…' if query else ''}"
+        """The request, as reports show it. A path may have values, such as a user's name."""
+        verb, is_http, _ = self.target.partition(" ")
+        return f"recorded {verb} /…" if is_http else f"recorded {self.target}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the request as a plan lists it."""
@@ -95,13 +94,13 @@ class RecordedRequest:
             and isinstance(tensors, str)
             and isinstance(model_id, str)
             and type(calls) is int
-            and calls >= 0
+            and 0 <= calls < MOST_CALLS
         )
-        wanted = {"json", "body", "content_type"} if " " in str(target) else {"args", "kwargs"}
-        if not is_right or arguments is None or not arguments.keys() <= wanted:
+        if not is_right or arguments is None or not _are_arguments(arguments, str(target)):
             raise ConfigError(
-                f"a recorded request is not complete: {excerpt(str(target), SHOWN)!r}",
-                hint="it needs target (a text) and arguments (a mapping)",
+                "a recorded request is not complete",
+                hint="it needs target (a text), and arguments: args (a list) and kwargs (a "
+                "mapping), or over HTTP json, or body and content_type (texts)",
             )
         made = cls(
             target=str(target),
@@ -111,8 +110,31 @@ class RecordedRequest:
             calls=calls,
         )
         if size_of(made) > MOST_BYTES:
-            raise ConfigError(f"a recorded request is larger than {MOST_BYTES >> 10} KiB: {target}")
+            raise ConfigError(f"a recorded request is larger than {MOST_BYTES >> 10} KiB")
+        if not _has_text_keys(made.arguments):
+            raise ConfigError("a recorded request has a key that is no text", hint="write quotes")
         return made
+
+
+def _are_arguments(arguments: Mapping[Any, Any], target: str) -> bool:
+    if " " not in target:
+        is_complete = arguments.keys() == {"args", "kwargs"}
+        return (
+            is_complete
+            and isinstance(arguments["args"], list)
+            and isinstance(arguments["kwargs"], Mapping)
+        )
+    texts = (arguments.get("body", ""), arguments.get("content_type", ""))
+    return arguments.keys() <= {"json", "body", "content_type"} and all(
+        isinstance(each, str) for each in texts
+    )
+
+
+def _has_text_keys(value: Any) -> bool:
+    """Return whether all keys of mappings are texts, in a value that JSON can have."""
+    if isinstance(value, Mapping):
+        return all(type(key) is str and _has_text_keys(each) for key, each in value.items())
+    return not isinstance(value, list) or all(map(_has_text_keys, value))
 
 
 def size_of(request: RecordedRequest) -> int:
@@ -181,7 +203,7 @@ def plain(
         return made
     for base in (str, int, float):
         if issubclass(kind, base):
-            raise NotRecordable(f"a value is a {kind.__qualname__}")
+            raise NotRecordable(f"a value is a {class_name(kind)}")
     return other(value)
 
 

@@ -88,6 +88,6 @@ def as_input(request: RecordedRequest) -> Input:
         safetensors.SafetensorError,
     ) as error:
         raise ConfigError(
-            f"a recorded request to {request.name} cannot be read: {describe_error(error)}",
+            f"the request {request.name} cannot be read: {describe_error(error)}",
             hint="remove it from the plan",
         ) from error

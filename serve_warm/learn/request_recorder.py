@@ -27,7 +27,7 @@ from typing import Any, TypeVar, cast
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from serve_warm._redaction import describe_error
+from serve_warm._redaction import describe_error, is_name
 from serve_warm.errors import ConfigError
 from serve_warm.inputs import HTTP_TARGET
 from serve_warm.learn.described_requests import (
@@ -67,6 +67,7 @@ after `EACH` requests that could not be recorded."""
 SKIPPED = f"after {EACH} requests that were not kept, only one in {ONE_IN} is looked at"
 FULL = f"{MOST_REQUESTS} requests are recorded already"
 STRAY = "a thread or a queue of the application called compiled code for requests it does not name"
+HAS_FAILED = "they were answered with an error, or their client went away"
 NO_ROOM = f"the recorded requests take {KEPT_BYTES >> 20} MiB already"
 
 FAILED = 400
@@ -240,6 +241,12 @@ class RequestRecorder:
             else:
                 self._keep(key, cast("Description", described), cast("int", size))
 
+    def note_failed(self, handler: str, kinds: set[int]) -> None:
+        """Count a request that made these kinds of calls, and then failed."""
+        with self._lock:
+            if kinds:
+                self._refuse(handler, HAS_FAILED)
+
     def _keep(self, key: Key, described: Description, size: int) -> None:
         self._kept[key] = _Kept(described, size)
         self._left_bytes -= size
@@ -262,7 +269,8 @@ class RequestRecorder:
         is_known = why in self._not_recorded
         why = why if is_known or len(self._not_recorded) < MOST_REASONS else OTHER
         if why not in self._not_recorded:
-            level = logging.INFO if why in (FULL, NO_ROOM, SKIPPED) else logging.WARNING
+            is_usual = why in (FULL, NO_ROOM, SKIPPED, HAS_FAILED)
+            level = logging.INFO if is_usual else logging.WARNING
             logger.log(level, "requests to %s are not recorded: %s", handler, why)
         self._not_recorded[why] += calls
 
@@ -334,7 +342,8 @@ def _try(call: Callable[[], Made], failed: str = "a request cannot be described"
     except NotRecordable as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - an argument's own methods and `scrub` may raise any
-        return f"{failed}: {type(error).__name__}"
+        name = type(error).__name__
+        return f"{failed}: {name if is_name(name) else 'an error without a plain name'}"
 
 
 def find_scrub(name: str | None) -> Scrub | None:
@@ -512,7 +521,11 @@ class _OneRequest(abc.ABC):
         reached.set(None)
         self.is_open = False
         self.recorder.close(self)
-        if error is None and not self._has_failed and not self._goes_on:
+        if self._goes_on:
+            return
+        if error is not None or self._has_failed:
+            _try(lambda: self.recorder.note_failed(self._handler(), self.kinds))
+        else:
             has_strays = self._strays != self.recorder.strays
             _try(
                 lambda: self.recorder.note(
@@ -629,7 +642,13 @@ class _AppCall(_OneRequest):
         return _route_of({**self._routed, "method": self._scope["method"]}, "__call__")
 
     def _describe(self) -> Description | str | None:
-        scope = {**self._scope, "path_params": self._routed.get("path_params")}
+        routed = self._routed
+        # Below a mount, the app changes the root, which its routes do not see.
+        scope = {
+            **self._scope,
+            **{key: routed.get(key) for key in ("path_params", "route")},
+            "routed_path": routed.get("root_path", ""),
+        }
         return _describe_http(self.recorder, scope, self._body, self._model_id)
 
 

@@ -18,9 +18,17 @@ SECRET_KEYS = (
     *("sessionId", "otp", "totp_code", "pin", "pinCode", "cvv", "cvv2", "card", "cardNumber"),
     *("credit_card", "creditcard", "token", "access_token", "api_key", "apiKeys", "X-Api-Key"),
     *("secret", "client_secret", "cookie", "Authorization", "auth", "jwt", "ssn"),
+    *("tokens", "token[]", "filter[token]", "access_tokens", "auth_code", "refreshToken2"),
+    *("token_value", "session_data", "private_keys", "api_key_1", "pincode", "API_TOKEN_PROD"),
+    *("session_token_v2", "signing_keys", "ssh_keys", "private_key_pem", "security_code"),
+    *("verification_code", "mfa_code", "csrf", "pass-phrase", "cc_number", "id_token_hint"),
+    *("seed_phrase", "accesstokens", "user_tokens", "id_token", "access_token_id", "IDToken"),
 )
 OTHER_KEYS = (
-    *("tokens", "max_tokens", "token_ids", "token_type_ids", "input_ids", "text", "prompt"),
+    *("max_tokens", "token_ids", "token_type_ids", "input_ids", "text", "prompt", "tokenizer"),
+    *("input_tokens", "num_tokens", "max_new_tokens", "eos_token_id", "pad_token", "n_tokens"),
+    *("tokens_per_second", "skip_special_tokens", "maxTokens", "token_count", "stop_tokens"),
+    *("session_count", "image_token_id", "decoder_token_ids", "accession", "classify", "code"),
     *("passage", "passenger", "compass", "spinner", "cardinality", "discard", "wildcard"),
     *("author", "key", "keys", "sessions_per_day", "bypass_mode", "n", "", "\U0001f600"),
 )
@@ -97,7 +105,9 @@ def test_the_environment_is_read_once_for_each_request(monkeypatch):
     assert len(reads) == 1
 
 
-def test_a_part_of_a_path_that_stands_for_a_secret_is_hidden():
-    target = "POST /reset/hunter2/now?lang=de&pin=1234&sessionid=ab%20c"
-    shown = Hider().hide_target(target, ["hunter2"])
-    assert shown == "POST /reset/xxxxxxx/now?lang=de&pin=xxxx&sessionid=xxxx"
+def test_a_value_of_a_query_that_stands_for_a_secret_is_hidden():
+    target = "POST /reset/now?lang=de&pin=1234&sessionid=ab%20c&filter%5Btoken%5D=ab&tokens=c"
+    shown = Hider().hide_target(target)
+    assert shown == (
+        "POST /reset/now?lang=de&pin=xxxx&sessionid=xxxx&filter%5Btoken%5D=xx&tokens=x"
+    )

@@ -101,8 +101,10 @@ def test_a_request_can_be_read_again():
 
 
 def test_a_name_shows_no_values():
-    request = RecordedRequest(target="GET /ask?text=secret", arguments={})
-    assert request.name == "recorded GET /ask?…"
+    """Reports and logs have it. Only a plan has the path."""
+    request = RecordedRequest(target="GET /users/alice@example.com/mail?q=a", arguments={})
+    assert request.name == "recorded GET /…"
+    assert RecordedRequest(target="ask", arguments={}).name == "recorded ask"
 
 
 WRONG: dict[str, Any] = {
@@ -111,6 +113,12 @@ WRONG: dict[str, Any] = {
     "no target": {"arguments": {}},
     "code": {**RIGHT, "target": "os.system('x')"},
     "arguments of the other kind": {**RIGHT, "arguments": {"json": 1}},
+    "no mapping of arguments": {**RIGHT, "arguments": {"args": [1]}},
+    "arguments that are none": {**RIGHT, "arguments": {"args": [1], "kwargs": None}},
+    "a body that is no text": {"target": "POST /a/alice", "arguments": {"body": 1}},
+    "a key that is no text": {"target": "POST /a/alice", "arguments": {"json": {1: 2, "b": 3}}},
+    "a large HTTP request": {"target": "POST /a/alice", "arguments": {"json": "x" * MOST_BYTES}},
+    "too many": {**RIGHT, "calls": 10**4300},
     "negative": {**RIGHT, "calls": -1},
     "large": {**RIGHT, "arguments": {"args": ["x" * MOST_BYTES], "kwargs": {}}},
 }
@@ -121,3 +129,4 @@ def test_a_damaged_request_is_refused_with_one_sentence(name: str):
     with pytest.raises(ConfigError) as caught:
         RecordedRequest.from_json(WRONG[name])
     assert "\n" not in caught.value.message
+    assert "alice" not in caught.value.message

@@ -8,6 +8,7 @@ import asyncio
 import copy
 import inspect
 import random
+import re
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ from serve_warm.learn.replayed_requests import as_input
 from serve_warm.learn.request_recorder import (
     EACH,
     FULL,
+    HAS_FAILED,
     MOST_REQUESTS,
     NO_ROOM,
     ONE_IN,
@@ -52,6 +54,7 @@ from serve_warm.learn.request_recorder import (
 )
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.private_apis import ray_serve
+from serve_warm.replica.serve.calls import Exchange
 
 
 @pytest.fixture(autouse=True)
@@ -212,12 +215,19 @@ def test_tensors_arrays_and_bytes_are_the_same_in_a_replay():
     ("note", "why"),
     [
         (object(), "an argument is a builtins.object"),
-        (np.array(["text"]), "an array has the dtype <U4"),
+        (np.array(["text"]), "the dtype of an array is of the kind U"),
+        (np.zeros(2, dtype=[("alice@example.com", "<f4")]), "the dtype of an array is structured"),
+        (np.asfortranarray(np.ones((2, 3))), "an array is not contiguous"),
+        (type("a password", (), {})(), "an argument is a class without a plain name"),
+        (type("a password", (str,), {})(), "a value is a class without a plain name"),
         (float("nan"), "a number is not finite"),
         ("x" * MOST_BYTES, "a request is larger than 64 KiB"),
         (torch.ones(MOST_BYTES), "a request is larger than 64 KiB"),
     ],
-    ids=["object", "array of texts", "nan", "long text", "large tensor"],
+    ids=[
+        *("object", "array of texts", "named fields", "Fortran's order", "named at run time"),
+        *("text of another class", "nan", "long text", "large tensor"),
+    ],
 )
 def test_what_cannot_be_recorded_is_counted_and_breaks_nothing(note: Any, why: str, caplog):
     owner, requests = watched()
@@ -394,14 +404,16 @@ def test_a_request_with_damaged_tensors_is_refused_with_a_sentence():
     request = RecordedRequest(
         target="plain", arguments={"args": [{"$tensor": "t0"}], "kwargs": {}}, tensors="AAAA"
     )
-    with pytest.raises(ConfigError, match="recorded request to recorded plain cannot be read"):
+    with pytest.raises(ConfigError, match="the request recorded plain cannot be read"):
         as_input(request)
 
 
 def test_sets_of_code_are_not_remembered_without_end():
     _, requests = watched()
     for kind in range(10_000):
-        requests.note("ask", {kind}, lambda: Description(target="ask", arguments={}))
+        requests.note(
+            "ask", {kind}, lambda: Description(target="ask", arguments={"args": [], "kwargs": {}})
+        )
     assert len(vars(requests)["_kept"]) == MOST_REQUESTS
     assert reasons(requests) == {FULL: 10_000 - MOST_REQUESTS}
 
@@ -413,7 +425,7 @@ def test_a_known_request_is_not_described_again():
 
     def describe() -> Description:
         described.append(1)
-        return Description(target="ask", arguments={})
+        return Description(target="ask", arguments={"args": [], "kwargs": {}})
 
     for _ in range(5):
         requests.note("ask", {1}, describe)
@@ -567,11 +579,70 @@ def test_an_address_that_is_no_text_breaks_nothing():
     assert len(requests.requests()) <= 1
 
 
-@pytest.mark.parametrize("wrong", ["text", [1], True, {"other": 1}, {"args": ["x" * MOST_BYTES]}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("text", [1], True, {"other": 1}, {"args": ["x" * MOST_BYTES], "kwargs": {}}),
+        *({}, {"args": [1]}, {"args": [1], "kwargs": None}, {"args": 1, "kwargs": {}}),
+        {"args": [1], "kwargs": {1: 2}},
+    ],
+)
 def test_a_function_of_the_user_that_returns_nonsense_keeps_nothing(wrong: Any):
     owner, requests = watched(lambda *_: wrong)
     owner.plain(3)
     assert requests.requests() == []
+
+
+@pytest.mark.parametrize("wrong", [{"args": []}, {"body": 1}, {"body": "?"}, {"content_type": 1}])
+def test_a_function_of_the_user_that_returns_no_body_keeps_nothing(wrong: Any):
+    _, requests = asked(scope("/shop/a"), b"", lambda *_: wrong)
+    assert requests.requests() == []
+    assert len(reasons(requests)) == 1
+
+
+def test_a_function_of_the_user_that_adds_to_requests_has_no_more_room():
+    """What is written has a limit, too."""
+    owner, requests = watched(lambda *_: {"args": ["x" * 60_000], "kwargs": {}})
+    for size in range(1, 21):
+        owner.plain(size)
+    assert len(requests.requests()) == (1 << 20) // 60_100
+    assert reasons(requests) == {NO_ROOM: 20 - (1 << 20) // 60_100}
+
+
+def test_the_id_of_a_model_is_searched_for_secrets():
+    kind: Any = type("Owner", (Owner,), {})
+    requests = RequestRecorder()
+    requests.watch(kind, NAMES, model_id=lambda: SECRET)
+    kind().plain(3)
+    assert requests.requests() == []
+    assert reasons(requests) == {"the id of a model looks like a secret": 1}
+
+
+def test_a_type_of_a_body_is_searched_for_secrets():
+    given = scope("/shop/a", content_type=f"text/plain; token={SECRET}")
+    _, requests = asked(given, b"hello", kept)
+    assert requests.requests() == []
+    assert len(reasons(requests)) == 1
+
+
+def test_one_tensor_that_is_passed_twice_is_one_in_a_replay():
+    owner, requests = watched()
+    tensor, array = torch.arange(3), np.ones(2)
+    owner.plain(3, [tensor, array, {"again": tensor, "other": array}])
+    (found,) = requests.requests()
+    again = as_input(RecordedRequest.from_json(found)).args[1]
+    assert again[0] is again[2]["again"]
+    assert np.shares_memory(again[1], again[2]["other"])
+
+
+def test_requests_that_fail_are_counted():
+    owner, requests = watched()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="a wrong request"):
+            owner.fails(3)
+    assert reasons(requests) == {HAS_FAILED: 3}
+    _, requests = asked(scope("/shop/a"), b"", status=422)
+    assert reasons(requests) == {HAS_FAILED: 1}
 
 
 # What only `scrub` can search ---------------------------------------------------------------------
@@ -755,6 +826,56 @@ def test_routes_of_a_fastapi_app_share_slots_and_hide_secrets():
     for path in ("/item/alice", "/item/bob", "/reset/hunter2/bob"):
         asyncio.run(Fast()({**scope(path), "root_path": ""}, receive, send))
     assert targets(requests) == {"POST /item/alice": 2, "POST /reset/xxxxxxx/bob": 1}
+
+
+UUID = "12345678-1234-5678-1234-567812345678"
+
+
+@pytest.mark.parametrize("is_mounted", [False, True])
+@pytest.mark.parametrize(
+    ("route", "path", "shown"),
+    [
+        ("/f/{token:path}", "/f/ab/cd", "/f/xxxxx"),
+        ("/p/{pin:int}", "/p/0042", "/p/0000"),
+        ("/u/{session:uuid}/a", f"/u/{UUID}/a", f"/u/{re.sub('[1-9]', '0', UUID)}/a"),
+        ("/a/{token}/{name}", "/a/é a/é a", "/a/xxx/%C3%A9%20a"),
+    ],
+    ids=["path", "number", "uuid", "text"],
+)
+def test_parameters_of_a_path_that_name_a_secret_are_hidden(
+    route: str, path: str, shown: str, is_mounted: bool
+):
+    app, model = FastAPI(), Owner()
+    seen = []
+
+    def answer(request: Request) -> int:
+        seen.append(request.url.path)
+        return model.run(3)
+
+    outer = app
+    if is_mounted:
+        outer = FastAPI()
+        outer.mount("/in", app)
+    app.post(route)(answer)
+
+    class Fast:
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await outer(scope, receive, send)
+
+    requests = RequestRecorder()
+    requests.watch(Fast, ["__call__"], model_id=str)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        assert message.get("status", 200) == 200
+
+    prefix = "/in" if is_mounted else ""
+    for root in ("", "/shop"):
+        asyncio.run(Fast()({**scope(root + prefix + path), "root_path": root}, receive, send))
+    assert len(seen) == 2
+    assert targets(requests) == {f"POST {prefix}{shown}": 2}
 
 
 @pytest.mark.parametrize("header", ["authorization", "cookie", "x_api_key", "proxy_authorization"])
@@ -1214,3 +1335,38 @@ def test_a_large_body_is_not_copied():
 
     _, requests = asked(scope("/shop/a", content_length="70000"), Large(b"x" * 70_000))
     assert reasons(requests) == {"the body of a request is larger than 64 KiB": 1}
+
+
+def test_a_path_is_the_same_in_a_replay():
+    """A server decodes it, so the length of a text would be another one."""
+    app, model = FastAPI(), Owner()
+    seen: list[str] = []
+
+    @app.get("/embed/{text}")
+    def embed(text: str) -> int:
+        seen.append(text)
+        return model.run(len(text))
+
+    class Fast:
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+
+    requests = RequestRecorder()
+    requests.watch(Fast, ["__call__"], model_id=str)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        assert message.get("status", 200) == 200
+
+    text = "hello world é?%41"
+    given = {**scope(f"/embed/{text}"), "method": "GET", "root_path": ""}
+    asyncio.run(Fast()(given, receive, send))
+    item = as_input(RecordedRequest.from_json(requests.requests()[0]))
+    assert item.http is not None
+    exchange = Exchange(item, *item.http)
+    asyncio.run(app(exchange.scope, exchange.receive, exchange.send))
+    exchange.raise_for_status()
+    assert seen == [text, text]
+    assert exchange.scope["raw_path"] == b"/embed/hello%20world%20%C3%A9%3F%2541"

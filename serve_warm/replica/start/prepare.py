@@ -248,7 +248,8 @@ class Preparation(StartStep):
         from serve_warm.learn.replayed import ReplayedCall
 
         requests = [
-            Input(target=self._as_request(request), name=request.name) for request in plan.requests
+            Input(target=self._as_request(request), name=f"{request.name} #{number}")
+            for number, request in enumerate(plan.requests, start=1)
         ]
         planned = [
             Input(target=self._on_its_thread(ReplayedCall(call), call, plan.models), name=call.name)
