@@ -210,10 +210,14 @@ def _without_secrets(path: str, scope: Mapping[str, Any]) -> str:
             start, end = (first + each for each in found.span(name))
             path = path[:start] + _hidden(path[start:end], value) + path[end:]
         elif text.pattern and text.search(path):  # of a mount, or of another router
-            path = text.sub(lambda part, of=value: _hidden(part[0], of), path)
+            path = text.sub(functools.partial(_hide_found, value), path)
         else:
             raise NotRecordable("a parameter in the path that names a secret cannot be hidden")
     return path
+
+
+def _hide_found(value: Any, found: re.Match[str]) -> str:
+    return _hidden(found[0], value)
 
 
 def _hidden(text: str, value: Any) -> str:
