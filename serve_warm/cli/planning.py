@@ -172,10 +172,10 @@ def _write(file: Path, made: InputPlan) -> None:
 
 def _write_private(file: Path, text: str) -> None:
     """Write a file that only this user can read. A link to it stays a link."""
-    file = file.resolve()
     if file.exists() and not file.is_file():  # a pipe, such as /dev/stdout
         file.write_text(text)
         return
+    file = file.resolve()
     temporary = write_beside(file, text.encode(), mode=0o600)
     temporary.rename(file)
 

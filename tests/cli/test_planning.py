@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,16 @@ def test_a_link_to_a_plan_stays_a_link(monkeypatch, tmp_path: Path, words):
         assert link.is_symlink()
         assert len(read_plan(str(tmp_path / "real")).requests) == len(more)
     assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o600
+
+
+def test_a_plan_with_values_goes_to_a_pipe(monkeypatch):
+    given = answer("A", 3)
+    given["requests"] = [REQUEST]
+    reads, writes = os.pipe()
+    run(monkeypatch, [given], "--values", "-o", f"/dev/fd/{writes}")
+    os.close(writes)
+    with os.fdopen(reads) as pipe:
+        assert len(read_plan(pipe.read()).requests) == 1
 
 
 def test_nothing_of_a_plan_moves_the_cursor(monkeypatch, tmp_path: Path):
