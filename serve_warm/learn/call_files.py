@@ -145,11 +145,13 @@ class CallFiles:
         Raises:
             OSError: a file cannot be removed.
         """
-        of_deployment = Counter[str | None]()
+        of_deployment = Counter[str]()
         for file in sorted(self._files(), key=lambda each: each.age_s):
-            of_deployment[file.deployment] += not file.is_unfinished
+            if file.deployment is not None and not file.is_unfinished:
+                of_deployment[file.deployment] += 1
+            is_beyond = of_deployment[file.deployment or ""] > MOST_FILES
             is_left = file.is_unfinished and file.age_s > UNFINISHED_S
-            if file.is_old or is_left or of_deployment[file.deployment] > MOST_FILES:
+            if file.is_old or is_left or is_beyond:
                 file.path.unlink(missing_ok=True)
 
     def _own(self) -> Iterator[tuple[Path, Recorded]]:

@@ -356,3 +356,13 @@ def test_a_recorder_that_fails_ends_no_thread(tmp_path: Path, monkeypatch):
     for each in asked:
         new.set()
         assert each.wait(10)
+
+
+def test_files_of_releases_before_stay_until_they_are_old(tmp_path: Path):
+    """Whose they are is not in their names, so they are counted for no deployment."""
+    for number in range(MOST_FILES + 5):
+        of(tmp_path).write(f"r{number}", RECORDED)
+        (path,) = (tmp_path / FOLDER).glob("*-*-*h.json")
+        as_of_today(path)
+    of(tmp_path, deployment="Other").write("r1", RECORDED)
+    assert len(list((tmp_path / FOLDER).iterdir())) == MOST_FILES + 6
