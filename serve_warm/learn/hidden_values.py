@@ -67,6 +67,8 @@ _OF_TEXTS = frozenset(
     {
         *("new", "input", "output", "prompt", "completion", "total", "text", "generated", "start"),
         *("end", "cached", "reasoning", "thinking", "draft", "bad", "suppress", "forced"),
+        *("source", "src", "target", "tgt", "context", "query", "encoder", "decoder", "next"),
+        *("speculative", "visual", "history"),
     }
 )
 """Words before tokens, in the plural, that are parts of texts."""
@@ -74,7 +76,7 @@ _OF_TEXTS = frozenset(
 _AFTER = frozenset(
     {
         *("id", "type", "embedding", "index", "indices", "position", "budget", "logprob", "prob"),
-        *("mask", "to", "classification"),
+        *("mask", "to", "classification", "pos"),
     }
 )
 """Words after a token that is a part of a text."""
@@ -109,8 +111,7 @@ def _is_of_text(words: Sequence[str], single: Sequence[str]) -> bool:
     return (
         not _OF_TEXT.isdisjoint(before)
         or (words[at] == "tokens" and not _OF_TEXTS.isdisjoint(before))
-        or (not before and bool(after) and after[0] in _AFTER)
-        or (bool(before) and bool(after) and after[0] == "id" and _ACCESS.isdisjoint(before))
+        or (not _AFTER.isdisjoint(after) and _ACCESS.isdisjoint(before))
     )
 
 

@@ -28,6 +28,7 @@ OTHER_KEYS = (
     *("max_tokens", "token_ids", "token_type_ids", "input_ids", "text", "prompt", "tokenizer"),
     *("input_tokens", "num_tokens", "max_new_tokens", "eos_token_id", "pad_token", "n_tokens"),
     *("tokens_per_second", "skip_special_tokens", "maxTokens", "token_count", "stop_tokens"),
+    *("return_token_type_ids", "src_tokens", "decoder_tokens", "prev_output_tokens"),
     *("session_count", "image_token_id", "decoder_token_ids", "accession", "classify", "code"),
     *("passage", "passenger", "compass", "spinner", "cardinality", "discard", "wildcard"),
     *("author", "key", "keys", "sessions_per_day", "bypass_mode", "n", "", "\U0001f600"),
