@@ -126,7 +126,7 @@ def plan(
             _forget(address, name, lost=recorded)
             return
         raise StoreError(
-            f"{source} have recorded no call that can be replayed",
+            f"no call that can be replayed is recorded by {source}",
             hint="; ".join(map(screen.show_line, made.left_out))
             or "send some traffic first; replicas record with `record: signatures`, which is the "
             "default only in wrapped applications",

@@ -96,7 +96,7 @@ def test_a_plan_of_a_cluster_without_traffic_says_what_to_do(cluster: Cluster, t
     planned = command("plan")
     cluster.delete({app.name: app})
     assert planned.returncode == 1
-    assert "have recorded no call that can be replayed" in planned.stderr
+    assert "no call that can be replayed is recorded by" in planned.stderr
     assert "hint: send some traffic first" in planned.stderr
 
 
