@@ -5,8 +5,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+import functools
+import itertools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 import torch
 
@@ -14,6 +17,7 @@ from serve_warm._redaction import describe_error, excerpt
 from serve_warm.errors import InputError
 from serve_warm.learn.recorded import SHOWN, TENSOR, NotRepeatable, RecordedCall, arguments_of
 from serve_warm.precompile.recording import Dispatcher, find_callables
+from serve_warm.private_apis.nn_module import own_buffers
 
 SEED = 0
 """Seed of the random values in floating-point tensors."""
@@ -105,22 +109,104 @@ def unchanged_buffers(callee: object) -> Iterator[None]:
     """Put back what calls in the block change in the buffers of a model.
 
     The values of such calls are made up, so a running mean would be wrong from then on. The
-    smallest buffers are put back, up to `BUFFER_BYTES` in all.
+    contents of the smallest buffers are put back, up to `BUFFER_BYTES` in all. Of a module that
+    replaced a buffer, such as a cache that has grown, all buffers are put back, and the numbers
+    beside them, such as the cache's length.
     """
-    model = callee if isinstance(callee, torch.nn.Module) else getattr(callee, "__self__", None)
-    buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
+    modules = list(_modules_of(callee))
+    before = [(each, dict(own_buffers(each)), _numbers_beside(each)) for each in modules]
+    buffers = {id(each): each for _, own, _ in before for each in own.values() if each is not None}
     left, kept = BUFFER_BYTES, []
-    for each in sorted(buffers, key=lambda buffer: buffer.nbytes):
+    for each in sorted(buffers.values(), key=lambda buffer: buffer.nbytes):
         left -= each.nbytes
         if left >= 0 and each.layout == torch.strided and each.device.type != "meta":
             kept.append((each, each.detach().clone()))
     try:
         yield
     finally:
+        for module, own, numbers in before:
+            _put_back(module, own, numbers)
         with torch.inference_mode():  # which also allows changes of tensors made in it
-            for each, before in kept:
-                if each.shape == before.shape and not torch.equal(each, before):
-                    each.copy_(before)
+            for each, content in kept:
+                if each.shape == content.shape and not torch.equal(each, content):
+                    each.copy_(content)
+
+
+def _put_back(
+    module: torch.nn.Module,
+    buffers: Mapping[str, torch.Tensor],
+    numbers: Mapping[str, object],
+) -> None:
+    now = own_buffers(module)
+    replaced = [name for name, each in buffers.items() if now.get(name, each) is not each]
+    now.update({name: buffers[name] for name in replaced})
+    if replaced:
+        vars(module).update(numbers)
+
+
+def _numbers_beside(module: torch.nn.Module) -> dict[str, object]:
+    """Return the plain values of a module that has buffers."""
+    plain = {int, float, bool, type(None), tuple}
+    found = vars(module).items() if own_buffers(module) else ()
+    return {name: value for name, value in found if type(value) in plain and name != "training"}
+
+
+def _modules_of(callee: object) -> Iterator[torch.nn.Module]:
+    """Yield the modules that a callable can reach: its own, and those that its code names.
+
+    Those of an object that is no module are found in its attributes.
+    """
+    seen, left = set[int](), [(callee, 0)]
+    while left:
+        found, depth = left.pop()
+        if id(found) in seen or depth > DEPTH:
+            continue
+        seen.add(id(found))
+        kind = type(found)  # not its `__class__`, which can be code of the application
+        if issubclass(kind, torch.nn.Module):
+            module = cast("torch.nn.Module", found)
+            yield from (each for each in module.modules() if each is found or id(each) not in seen)
+            seen.update(map(id, module.modules()))
+        elif issubclass(kind, types.MethodType):
+            method = cast("types.MethodType", found)
+            left += [(method.__self__, depth), (method.__func__, depth)]
+        elif issubclass(kind, functools.partial):
+            call = cast("functools.partial[object]", found)
+            left += [(each, depth) for each in (call.func, *call.args, *call.keywords.values())]
+        else:
+            left += [(each, depth + 1) for each in itertools.islice(_held_by(found), MOST_HELD)]
+
+
+DEPTH = 2
+"""How many steps a module may be away from a callable, through names, attributes and containers."""
+
+
+MOST_HELD = 100
+"""Maximum number of objects that are looked at in one container."""
+
+
+def _held_by(found: Any) -> Iterator[object]:
+    """Yield what a function names, or the items or attributes of an object."""
+    kind = type(found)
+    if kind is types.FunctionType:
+        yield from _named_by(found)
+    elif kind is dict:
+        yield from [*found.values()]
+    elif kind is list or kind is tuple:
+        yield from found
+    elif not issubclass(kind, (type, types.ModuleType, torch.Tensor)):
+        with contextlib.suppress(AttributeError):
+            yield from [*object.__getattribute__(found, "__dict__").values()]
+
+
+def _named_by(function: types.FunctionType) -> Iterator[object]:
+    """Yield what a function closes over, and the globals that it names."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # an empty one
+            yield cell.cell_contents
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield function.__globals__[name]
 
 
 def make_arguments(call: RecordedCall, whole: int = 0) -> tuple[list[Any], dict[str, Any]]:
@@ -165,6 +251,16 @@ def make_tensor(text: str, noise: torch.Generator, whole: int = 0) -> torch.Tens
     else:
         values.fill_(whole)
     return made
+
+
+@functools.cache
+def can_make(dtype: str) -> bool:
+    """Return whether `make_tensor` can make tensors of this dtype."""
+    try:
+        make_tensor(f"Tensor {dtype}[1] strides [1] on cpu", torch.Generator())
+    except Exception:  # noqa: BLE001 - quantized ones and bits raise errors of several classes
+        return False
+    return True
 
 
 def _numbers(text: str) -> list[int]:

@@ -202,3 +202,73 @@ def test_a_replay_does_not_change_what_a_model_has_learned(recorder: Recorder, w
         assert before["seen"].item() == 1
         function(torch.ones(4))
         assert model.seen.item() == 2
+
+
+class Growing(torch.nn.Module):
+    """Replaces its buffers, as caches and tables of positions do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("cache", torch.zeros(1, 4))
+        self.register_buffer("later", None)
+        self.length = 1
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.count = self.count + 1
+        self.cache = torch.cat([self.cache, given])
+        self.later = given
+        self.length = len(self.cache)
+        return given + self.count
+
+
+def planned(function: Any, shape: tuple[int, ...]) -> ReplayedCall:
+    text = describe_tensor(torch.ones(shape))
+    return ReplayedCall(
+        RecordedCall(callable=function._serve_warm.name, structure="t0", tensors=(text,))
+    )
+
+
+def test_a_replay_puts_back_buffers_that_a_model_replaces():
+    model = Growing()
+    before = dict(model._buffers)
+    function = serve_warm.compile(model, backend="eager", dynamic=False)
+    replay = planned(function, (1, 4))
+    for _ in range(3):
+        replay()
+    assert all(model._buffers[name] is each for name, each in before.items())
+    assert (model.count.item(), model.length) == (0, 1)
+
+
+class Owner:
+    """Has a model, and a method that is compiled."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+
+    def embed(self, given: torch.Tensor) -> Any:
+        return self.model(given)
+
+
+of_module: Any = None
+
+
+def with_global(given: torch.Tensor) -> Any:
+    return of_module(given)
+
+
+@pytest.mark.parametrize("way", ["closure", "method", "global", "owner in a closure"])
+def test_a_replay_finds_the_buffers_behind_a_function(way: str, monkeypatch: pytest.MonkeyPatch):
+    norm = torch.nn.BatchNorm1d(4)
+    monkeypatch.setattr(f"{__name__}.of_module", norm)
+    owner = Owner(norm)
+    functions: dict[str, Any] = {
+        "closure": lambda given: norm(given) + 1,
+        "method": owner.embed,
+        "global": with_global,
+        "owner in a closure": lambda given: owner.embed(given) + 1,
+    }
+    function = serve_warm.compile(functions[way], backend="eager", dynamic=False)
+    planned(function, (3, 4))()
+    assert not norm.running_mean.any()
+    assert norm.num_batches_tracked.item() == 0
