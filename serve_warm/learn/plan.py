@@ -70,7 +70,9 @@ class InputPlan:
         places = sorted(range(len(self.calls)), key=lambda place: -self.calls[place].calls)
         kept = sorted(places[:most])
         rare = sum(each.calls for each in self.calls) - sum(self.calls[each].calls for each in kept)
-        left_out = {**self.left_out, **({RARE: rare} if rare else {})}
+        left_out = dict(self.left_out)
+        if rare:
+            left_out[RARE] = left_out.get(RARE, 0) + rare
         calls = tuple(self.calls[each] for each in kept)
         return dataclasses.replace(self, calls=calls, left_out=left_out)
 

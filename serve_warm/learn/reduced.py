@@ -38,17 +38,19 @@ def reduce_plan(
 
     `found` and `requests` have what is known of each call and request of the plan, and `declared`
     the code that the declared inputs reach. Requests are kept before calls, because their replay
-    proves more.
+    proves more, and their seconds count, too.
     """
     kept_requests = smallest_cover([each.codes for each in requests], given=declared)
     declared = declared.union(*(requests[place].codes for place in kept_requests))
     kept = smallest_cover([each.codes for each in found], given=declared)
     if plan.within_s is not None:
-        kept = _within(plan.within_s, kept, plan, found)
+        of_requests = sum(requests[place].seconds for place in kept_requests)
+        kept = _within(plan.within_s - of_requests, kept, plan, found)
     answered = declared.union(*(found[place].codes for place in kept))
     others = [place for place in range(len(found)) if place not in kept]
     covered = [place for place in others if found[place].codes | found[place].needs <= answered]
     left = sum(plan.calls[place].calls for place in others if place not in covered)
+    left += plan.left_out.get(TOO_LONG, 0)
     return dataclasses.replace(
         plan,
         calls=tuple(plan.calls[place] for place in kept),

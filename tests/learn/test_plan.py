@@ -159,3 +159,17 @@ def test_requests_beyond_the_size_of_a_plan_are_counted():
     why = f"{OF_REQUESTS}a plan takes at most 256 KiB of them"
     assert made.left_out == {"a reason": 2, why: 1 + 2 + 3 + 4 + 5 + 6}
     assert (made.recorded, made.share) == (10, 0.8)  # the calls of these requests are in the plan
+
+
+def test_the_most_frequent_calls_of_the_most_frequent_calls_know_all_traffic():
+    recorded = [
+        RecordedCall(
+            callable="app.Model",
+            structure="t0",
+            tensors=(f"Tensor int64[{size}] strides [1] on cpu",),
+            calls=1,
+        )
+        for size in range(1, 31)
+    ]
+    plan = make_plan(recorded, {}).most_frequent(20).most_frequent(10)
+    assert (plan.recorded, round(plan.share, 2)) == (30, 0.33)

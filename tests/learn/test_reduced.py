@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from serve_warm.learn.plan import InputPlan, make_plan
 from serve_warm.learn.recorded import RecordedCall
+from serve_warm.learn.recorded_requests import RecordedRequest
 from serve_warm.learn.reduced import TOO_LONG, Reached, reduce_plan
 
 
@@ -73,3 +76,19 @@ def test_a_call_whose_code_others_load_is_not_covered_without_them():
     assert (counts(whole), whole.covered, whole.share) == ([5], 5, 1.0)
     none = reduce_plan(planned(5, 3, 2, within_s=1.0), [worked, rest, rest])
     assert (counts(none), none.covered, none.share) == ([], 0, 0.0)
+
+
+def test_a_plan_that_is_reduced_again_knows_what_was_left_out_before():
+    once = reduce_plan(planned(50, 2, 1, within_s=2.0), reached("a", "b", "c"))
+    again = InputPlan(calls=once.calls, within_s=1.0, left_out={TOO_LONG: 50})
+    assert reduce_plan(again, reached("a", "b")).left_out == {TOO_LONG: 52}
+    assert reduce_plan(again, reached("a", "b", seconds=0.1)).left_out == {TOO_LONG: 50}
+
+
+def test_the_seconds_of_requests_count():
+    of_request = Reached(codes=frozenset("r"), seconds=2.0)
+    plan = planned(50, 30, within_s=3.0)
+    request = RecordedRequest(target="POST /a", arguments={}, calls=1)
+    plan = dataclasses.replace(plan, requests=(request,))
+    made = reduce_plan(plan, reached("a", "b"), requests=[of_request])
+    assert (counts(made), len(made.requests)) == ([50], 1)
