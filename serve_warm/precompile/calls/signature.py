@@ -15,6 +15,7 @@ import functools
 import keyword
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +116,9 @@ def describe_structure(
 
 def _keyword(name: str, value: str, known: Collection[tuple[type, object]] | None) -> str:
     # With `**`, a caller can pass names that are Python keywords, such as `from`.
-    is_plain = name.isidentifier() and not keyword.iskeyword(name)
+    # Python reads some names of source code as others, such as a ligature as its letters.
+    is_same = name.isascii() or unicodedata.normalize("NFKC", name) == name
+    is_plain = is_same and name.isidentifier() and not keyword.iskeyword(name)
     if is_plain and _is_shown(name, known):
         return f"{name}={value}"
     return f"**{{{_key(name, known)}: {value}}}"
