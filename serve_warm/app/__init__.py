@@ -172,10 +172,11 @@ def import_app(path: str, arguments: Mapping[str, Any], *, setting: str = "app")
         bound = getattr(_import_anew(module), attribute)
     except AttributeError as error:
         found = sys.modules.get(module)
-        question = did_you_mean(attribute, vars(found)) if found is not None else ""
+        known = [name for name in vars(found or object) if not name.startswith("_")]
+        question = did_you_mean(attribute, known)
         raise ConfigError(
             f"{setting} {path!r} cannot be imported: {error}",
-            hint=question or f"name the application in {module}, as in app = TextEmbedder.bind()",
+            hint=question or f"name what `serve run` would get, an application in {module}",
         ) from error
     except (ImportError, ValueError) as error:
         raise ConfigError(

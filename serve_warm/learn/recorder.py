@@ -9,23 +9,31 @@ answer, the dispatcher has the counts, and a call costs nothing here.
 
 from __future__ import annotations
 
+import ast
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from serve_warm._redaction import is_name
 from serve_warm.compiler import evidence
-from serve_warm.learn.recorded import LONGEST, MODEL_THREAD, RecordedCall, class_name
+from serve_warm.learn.recorded import LONGEST, MODEL_THREAD, TENSOR, RecordedCall, class_name
+from serve_warm.learn.replayed import can_make
 from serve_warm.precompile import SESSION, NoEntry
-from serve_warm.precompile.recording import Signature, describe_structure, ordered_counts
+from serve_warm.precompile.recording import (
+    Signature,
+    describe_structure,
+    list_living,
+    ordered_counts,
+)
 
 if TYPE_CHECKING:
-    from serve_warm.precompile.recording import CallCounts
+    from serve_warm.precompile.recording import CallCounts, Use
 
 Tensor = torch.Tensor
 is_inference_mode_enabled = torch.is_inference_mode_enabled
@@ -37,12 +45,30 @@ MOST_ITEMS = 32
 """Largest number of items of a container that is recorded. Longer ones have a request's content,
 such as token ids."""
 
+MOST_NUMBERS = 4
+"""Largest number of numbers in a list or tuple that is recorded: sizes of an image are fewer, and
+token ids of a prompt are more."""
+
 MOST_IN_ALL = 256
 """Largest number of items in all containers of a call together. More take much memory."""
 
 KINDS_KEPT = 1024
 """Maximum number of kinds. If another one comes, the rarer half is forgotten, so that a scanner's
 10,000 kinds do not displace those of users."""
+
+
+COUNTED_KEPT = 4 * KINDS_KEPT
+"""Maximum number of kinds that dispatchers count, which is bounded by what each counts. They are
+told here once, so one that was forgotten would be lost for good."""
+
+KINDS_SOON = 64
+"""Number of kinds after which a new one is not written at once: a scanner brings many."""
+
+LONGEST_NAME = 64
+"""Maximum number of characters of a name in a key. Longer ones are not recorded."""
+
+LARGEST = 1 << 128
+"""Integers of this size or larger are not recorded: no entry takes them."""
 
 
 class _Tensor(NamedTuple):
@@ -72,10 +98,10 @@ class _Other(NamedTuple):
     kind: type
 
 
-class _Long(NamedTuple):
-    """What is kept of a container with many items."""
+class _Refused(NamedTuple):
+    """What is kept of an argument that is not recorded."""
 
-    kind: type
+    why: str
 
 
 reached: ContextVar[set[int] | None] = ContextVar("serve_warm_reached", default=None)
@@ -100,6 +126,8 @@ class _Kind:
     """Calls that the dispatcher does not count."""
     before: int = 0
     """Calls that the dispatcher had counted when recording began."""
+    use: str = ""
+    """How the dispatcher tells its calls from others (`call_counts.kind_of`)."""
 
     def signature(self) -> Signature:
         """Return the signature of the calls.
@@ -111,36 +139,44 @@ class _Kind:
             raise NoEntry(self.why_not)
         signature = _signature(self.arguments)
         if len(signature.structure) > LONGEST:
-            raise NoEntry("its arguments are too many")
+            raise NoEntry(TOO_LONG)
+        for each in signature.tensors:
+            found = TENSOR.fullmatch(each)
+            if found is not None and not can_make(found["dtype"]):
+                raise NoEntry(f"a tensor is {found['dtype']}, which torch cannot fill")
         return signature
 
     def total(self, counted: _DispatcherCounts) -> int:
         """Return the number of calls since recording began."""
         if not isinstance(self.arguments, Signature):
             return self.calls
-        return max(0, counted.of(self.counts, str(self.arguments)) - self.before)
+        return max(0, counted.of(self.counts, self.use) - self.before)
 
 
 class _DispatcherCounts:
-    """The dispatchers' counts, each looked at once."""
+    """The dispatchers' counts, each looked at once, without those of replays."""
 
-    def __init__(self) -> None:
-        self._by_call: dict[int, Counter[str]] = {}
+    def __init__(self, replayed: Mapping[tuple[int, str], int]) -> None:
+        self._replayed = dict(replayed)
+        self._by_kind: dict[int, Counter[str]] = {}
 
-    def of(self, counts: CallCounts, call: str) -> int:
+    def of(self, counts: CallCounts, kind: str) -> int:
         """Return the number of calls of one kind."""
-        return self._of(counts)[call]
+        return self._of(counts)[kind]
 
     def all_of(self, counts: CallCounts) -> int:
         """Return the number of all calls."""
         return self._of(counts).total()
 
     def _of(self, counts: CallCounts) -> Counter[str]:
-        found = self._by_call.get(id(counts))
+        found = self._by_kind.get(id(counts))
         if found is None:
-            found = self._by_call[id(counts)] = Counter()
-            for (call, _, _), number in counts.by_use.copy().items():
-                found[call] += number
+            found = self._by_kind[id(counts)] = Counter()
+            for (_, _, _, kind), number in counts.by_use.copy().items():
+                found[kind] += number
+            for (of, kind), number in self._replayed.items():
+                if of == id(counts):
+                    found[kind] -= number
         return found
 
 
@@ -151,52 +187,62 @@ class Recorder:
         self.is_recording = False
         """Whether calls count. Replays before READY do not."""
         self._kinds: dict[tuple[object, ...], _Kind] = {}
+        self._counted: dict[tuple[object, ...], _Kind] = {}
+        """The kinds that dispatchers count."""
+        self._replayed = Counter[tuple[int, str]]()
+        """What replays after READY added to the dispatchers' counts, as those of an update do."""
         self.new = threading.Event()
-        """Set at each new kind of call."""
+        """Set at each new kind of call, until many are known."""
         self.others: set[int] | None = None
         """Gets the kinds of calls outside the contexts of requests, if requests are recorded."""
         self._strange = 0
         """The number of calls whose arguments cannot be looked at."""
         self._forgotten = 0
         """The number of calls that no dispatcher counts, and whose kind was forgotten."""
-        self._counted_before: dict[int, int] = {}
-        """What the dispatchers had counted when recording began, by the id of the counts."""
+        self._counted_before: weakref.WeakKeyDictionary[CallCounts, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        """What the dispatchers had counted when recording began."""
         self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Count calls from now on, and forget those so far."""
         with self._lock:
             self._strange = self._forgotten = 0
-            counted = _DispatcherCounts()
-            self._counted_before = {id(each): counted.all_of(each) for each in SESSION.counts}
-            for kind in self._kinds.values():
+            self._replayed.clear()
+            counted = _DispatcherCounts({})
+            for each in SESSION.counts:
+                self._counted_before[each] = counted.all_of(each)
+            for kind in (*self._kinds.values(), *self._counted.values()):
                 kind.calls, kind.before = 0, 0
                 kind.before = kind.total(counted)
         self.is_recording = True
 
-    def note(
+    def note(  # noqa: C901 - the hot path
         self, counts: CallCounts, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
         """Count a call that the dispatcher does not count."""
         if not self.is_recording:
             return
+        if evidence.current is not None and evidence.is_replay():  # an update proves again
+            return
         try:
             parts: list[object] = [id(counts), is_inference_mode_enabled(), is_grad_enabled()]
+            inner: list[int] = []
             for value in args:
-                parts += _metadata(value) if type(value) is Tensor else (_key(value),)
+                parts += _metadata(value) if type(value) is Tensor else (_key(value, inner),)
             for name in kwargs:
-                parts += (name, _key(kwargs[name]))
-            values = (*args, *kwargs.values()) if kwargs else args
-            if len(values) > 1 and len({*map(id, values)}) < len(values):  # also of equal numbers
-                parts.append(SAME_TENSOR)
+                parts += (_short(name), _key(kwargs[name], inner))
+            if inner or (len(args) > 1 and len({*map(id, args)}) < len(args)):
+                inner += [id(each) for each in args if type(each) is Tensor]
+                if len({*inner}) < len(inner):
+                    parts.append(SAME_TENSOR)
             casts = is_autocast_enabled("cpu") or is_autocast_enabled("cuda")
             if casts:
                 parts.append(AUTOCAST)
             key = tuple(parts)
             kind = self._kinds.get(key)
             if kind is None:
-                if evidence.is_replay():
-                    return
                 kind = self._note_new(counts, args, kwargs, key, casts=casts)
             kind.calls += 1
             kinds = reached.get()
@@ -230,17 +276,43 @@ class Recorder:
         return self._add(key, _Kind(counts, kept, modes, _is_model_thread(), why_not))
 
     def note_kind(
-        self, counts: CallCounts, signature: Signature, tensors: Sequence[torch.Tensor]
+        self,
+        counts: CallCounts,
+        use: Use,
+        signature: Signature,
+        tensors: Sequence[torch.Tensor],
     ) -> None:
         """Record a kind of calls that the dispatcher counts."""
+        key = id(counts), use[3]
+        if not use[3] or key in self._counted:  # or it is counted together with others
+            return
         modes = _modes(any(each.is_inference() for each in tensors))
-        key = (id(counts), *modes.values(), signature)
-        if key not in self._kinds:
-            kind = self._add(key, _Kind(counts, signature, modes, _is_model_thread()))
-            kinds = reached.get()
-            kinds = self.others if kinds is None else kinds
-            if kinds is not None:
-                kinds.add(id(kind))
+        why_not = _why_not_kept(signature.structure)
+        if why_not:
+            signature = Signature(structure="", tensors=())
+        made = _Kind(counts, signature, modes, _is_model_thread(), why_not, use=use[3])
+        with self._lock:
+            if len(self._counted) >= COUNTED_KEPT:
+                living, counted = list_living(), _DispatcherCounts(self._replayed)
+                by_use = sorted(
+                    self._counted.items(),
+                    key=lambda item: (
+                        id(item[1].counts) not in living,
+                        -item[1].total(counted),
+                    ),
+                )
+                self._counted = dict(by_use[: COUNTED_KEPT // 2])
+            self._say_new(len(self._counted))
+            kind = self._counted.setdefault(key, made)
+        kinds = reached.get()
+        kinds = self.others if kinds is None else kinds
+        if kinds is not None:
+            kinds.add(id(kind))
+
+    def note_replayed(self, counts: CallCounts, use: Use, calls: int) -> None:
+        """Record that calls which the dispatcher counts are those of a replay, not of traffic."""
+        if self.is_recording:
+            self._replayed[id(counts), use[3]] += calls
 
     def calls(self) -> tuple[list[RecordedCall], dict[str, int]]:
         """Return the kinds that were called, most frequent first, and what was not recorded.
@@ -248,19 +320,19 @@ class Recorder:
         The latter is the number of calls by the reason.
         """
         with self._lock:
-            kinds = list(self._kinds.values())
+            kinds = [*self._kinds.values(), *self._counted.values()]
         numbers = _numbers()
-        found: list[RecordedCall] = []
+        found: dict[tuple[object, ...], RecordedCall] = {}
         not_recorded: dict[str, int] = {}
         if self._strange:
             not_recorded["an argument cannot be looked at"] = self._strange
-        counted, lost = _DispatcherCounts(), self._forgotten
-        lost += sum(counted.all_of(c) - self._counted_before.get(id(c), 0) for c in SESSION.counts)
+        counted, lost = _DispatcherCounts(self._replayed), self._forgotten
+        lost += sum(counted.all_of(c) - self._counted_before.get(c, 0) for c in SESSION.counts)
         for kind in kinds:
             total = kind.total(counted)
-            lost -= total if isinstance(kind.arguments, Signature) else 0
             if not total or id(kind.counts) not in numbers:
                 continue
+            lost -= total if isinstance(kind.arguments, Signature) else 0
             try:
                 signature = kind.signature()
             except NoEntry as error:
@@ -275,10 +347,12 @@ class Recorder:
                 on_model_thread=kind.on_model_thread,
                 calls=total,
             )
-            found.append(call)
+            known = found.get(call.key)  # of a callable that is gone, whose model was loaded again
+            calls = total if known is None else total + known.calls
+            found[call.key] = call if known is None else replace(known, calls=calls)
         if lost > 0:
             not_recorded[RARE] = lost
-        return sorted(found, key=lambda each: -each.calls), not_recorded
+        return sorted(found.values(), key=lambda each: -each.calls), not_recorded
 
     def to_json(self) -> dict[str, Any]:
         """Return the kinds so far as plain data."""
@@ -288,50 +362,86 @@ class Recorder:
     def _add(self, key: tuple[object, ...], kind: _Kind) -> _Kind:
         with self._lock:
             if len(self._kinds) >= KINDS_KEPT:
-                counted = _DispatcherCounts()
-                by_calls = sorted(self._kinds.items(), key=lambda item: -item[1].total(counted))
+                by_calls = sorted(self._kinds.items(), key=lambda item: -item[1].calls)
                 kept = KINDS_KEPT // 2
                 self._kinds = dict(by_calls[:kept])
                 self._forgotten += sum(each.calls for _, each in by_calls[kept:])
-            if not self.new.is_set():  # which is faster than to set it
-                self.new.set()
+            self._say_new(len(self._kinds))
             return self._kinds.setdefault(key, kind)
+
+    def _say_new(self, known: int) -> None:
+        if known < KINDS_SOON and not self.new.is_set():  # which is faster than to set it
+            self.new.set()
 
 
 def _metadata(value: torch.Tensor) -> tuple[object, ...]:
-    """Return all that `_Tensor` and the modes keep, or a key's first call would stand for others.
+    """Return all that `_Tensor`, the modes and `_why_not` need, or a first call decides for others.
 
     It begins with a `torch.Size`, as no other part of a key does, and then has the fields of
     `_Tensor` in their order.
     """
+    dtype = value.dtype
     return (
         value.shape,
         value.stride(),
-        value.dtype,
+        dtype,
         value.device,
         value.requires_grad,
         value.is_inference(),
+        not value.__dict__,
+        value.layout,
+        dtype.is_complex and value.is_conj(),
     )
 
 
-def _key(value: Any) -> object:
-    if type(value) is Tensor:
+def _key(value: Any, inner: list[int]) -> object:  # noqa: PLR0911 - the hot path
+    """Return the part of a key for an argument, and add the ids of its tensors to `inner`."""
+    kind = type(value)
+    if kind is Tensor:
+        inner.append(id(value))
         return _metadata(value)
-    if type(value) in _CONTAINERS and len(value) > MOST_ITEMS:
-        return type(value), MOST_ITEMS
-    if type(value) is list or type(value) is tuple:
-        return type(value), *map(_key, value)
-    if type(value) is dict:
-        # Only a plain name is compared: a key of another class could run code of its own.
-        return tuple(
-            (name if type(name) is str else type(name), _key(each)) for name, each in value.items()
-        )
-    if type(value) in _VALUES:
-        return type(value), value
-    return (torch.Size, *value) if type(value) is torch.Size else type(value)
+    if kind in _VALUES:
+        if kind is float and value - value != 0:  # no NaN equals another
+            return _NOT_FINITE
+        if kind is int and not -LARGEST < value < LARGEST:
+            return _LARGE
+        return kind, value
+    if kind in _CONTAINERS:
+        if (most := _too_many(kind, value)) is not None:
+            return kind, most
+        if kind is dict:
+            # Only a plain name is compared: a key of another class could run code of its own.
+            return tuple(
+                (_short(name) if type(name) is str else type(name), _key(each, inner))
+                for name, each in value.items()
+            )
+        return (kind, *value) if kind is torch.Size else (kind, *[_key(e, inner) for e in value])
+    return kind
 
 
-_CONTAINERS = frozenset({list, tuple, dict})
+def _too_many(kind: type, value: Any) -> int | None:
+    """Return the number that the items of a container exceed, if it is not recorded."""
+    count = len(value)
+    if count > MOST_ITEMS:
+        return MOST_ITEMS
+    if count > MOST_NUMBERS and (kind is list or kind is tuple):
+        numbers = sum(type(each) is int or type(each) is float for each in value)
+        return MOST_NUMBERS if numbers > MOST_NUMBERS else None
+    return None
+
+
+def _why_many(kind: type, most: int) -> str:
+    items = "numbers" if most == MOST_NUMBERS else "items"
+    return f"an argument is a {kind.__name__} of more than {most} {items}"
+
+
+def _short(name: str) -> object:
+    return name if len(name) <= LONGEST_NAME else len(name)
+
+
+_NOT_FINITE, _LARGE = (float, "not finite"), (int, "large")
+
+_CONTAINERS = frozenset({list, tuple, dict, torch.Size})
 
 _VALUES = frozenset({int, float, bool, type(None), torch.dtype})
 """Classes of arguments whose values are recorded."""
@@ -355,25 +465,27 @@ def _count_items(kept: Any) -> int:
     return 0
 
 
-def _keep(value: Any) -> Any:
+def _keep(value: Any) -> Any:  # noqa: PLR0911 - one for each class
     """Return what is kept of an argument: nothing of a request's content but numbers."""
     kind = type(value)
     if kind is torch.Tensor:
         return _Tensor(value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
-    if kind in _CONTAINERS and len(value) > MOST_ITEMS:
-        return _Long(kind)
+    if kind in _CONTAINERS and (most := _too_many(kind, value)) is not None:
+        return _Refused(_why_many(kind, most))
+    if kind is int and not -LARGEST < value < LARGEST:
+        return _Refused("an int argument is too large")
     if kind is list or kind is tuple:
         return kind(map(_keep, value))
-    if kind is torch.Size or kind in _VALUES:
-        return value
     if kind is dict:
         return {_keep_name(name): _keep(each) for name, each in value.items()}
+    if kind is torch.Size or kind in _VALUES:
+        return value
     return _Text(len(value)) if kind is str else _Other(kind)
 
 
 def _keep_name(name: Any) -> Any:
     if type(name) is not str:
-        return name if type(name) in _VALUES else _Other(type(name))
+        return _keep(name) if type(name) in _VALUES else _Other(type(name))
     return name if is_name(name) else _Text(len(name))
 
 
@@ -406,7 +518,7 @@ def _tensors_of(key: tuple[Any, ...]) -> tuple[_Tensor, ...]:
     return tuple(_Tensor._make(key[at : at + fields]) for at in starts)
 
 
-OF_MODES, OF_TENSOR = 3, 6
+OF_MODES, OF_TENSOR = 3, 9
 """How many items of a key come from the modes of torch, and from each tensor."""
 
 
@@ -417,8 +529,8 @@ def _as_argument(kept: Any, tensors: list[_Tensor]) -> Any:
         return torch.empty(0)
     if isinstance(kept, _Text):
         return "\0" * kept.length
-    if isinstance(kept, _Long):
-        raise NoEntry(f"an argument is a {kept.kind.__name__} of more than {MOST_ITEMS} items")
+    if isinstance(kept, _Refused):
+        raise NoEntry(kept.why)
     if isinstance(kept, _Other):
         raise NoEntry(f"an argument is a {class_name(kept.kind)}")
     if type(kept) is list or type(kept) is tuple:
@@ -440,9 +552,39 @@ def _why_not(tensors: Sequence[torch.Tensor]) -> str:
     for each in tensors:
         if each.__dict__:
             return "a tensor has attributes of its own, as those of mark_dynamic"
+        if each.layout != torch.strided or each.is_conj() or each.is_neg():
+            return "a tensor is sparse, or a lazy conjugate or negative"
     return ""
 
 
+def _why_not_kept(structure: str) -> str:
+    """Return why the structure of a call is not kept; empty if it is."""
+    if len(structure) > LONGEST:
+        return TOO_LONG
+    if structure.count(",") < MOST_NUMBERS:
+        return ""
+    sizes = set[ast.AST]()
+    for node in ast.walk(ast.parse(f"f({structure})", mode="eval")):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # torch.Size
+            sizes.update(node.args)
+        elif isinstance(node, ast.Dict) and len(node.keys) > MOST_ITEMS:
+            return _why_many(dict, MOST_ITEMS)
+        elif isinstance(node, (ast.List, ast.Tuple)):
+            kind: type = list if isinstance(node, ast.List) else tuple
+            kind = torch.Size if node in sizes else kind
+            values = [_value(each) for each in node.elts]
+            if (most := _too_many(kind, values)) is not None:
+                return _why_many(kind, most)
+    return ""
+
+
+def _value(node: ast.expr) -> object:
+    """Return the value of a constant; None for anything else."""
+    node = node.operand if isinstance(node, ast.UnaryOp) else node
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+TOO_LONG = "its arguments are too many"
 RARE = f"their kinds are rarer than the {KINDS_KEPT} that are kept"
 MANY = f"the arguments have more than {MOST_IN_ALL} items"
 SAME_TENSOR = "a tensor is passed more than once"
@@ -486,10 +628,13 @@ def _is_model_thread() -> bool:
 
 
 def _numbers() -> dict[int, int]:
-    """Return the number of each callable among those of its name, by the id of its counts."""
-    seen: dict[str, int] = {}
-    numbers = {}
+    """Return the number of each callable among those of its name, by the id of its counts.
+
+    Those that are gone have one number together: mostly, one model was loaded again and again.
+    """
+    living, seen, numbers = list_living(), Counter[str](), {}
     for counts in ordered_counts():
-        numbers[id(counts)] = seen.get(counts.name, 0)
-        seen[counts.name] = numbers[id(counts)] + 1
+        numbers[id(counts)] = seen[counts.name]
+        if id(counts) in living:
+            seen[counts.name] += 1
     return numbers

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from serve_warm.precompile.calls.signature import Signature, describe_structure
-from serve_warm.precompile.dispatch.call_counts import CallCounts
+from serve_warm.precompile.dispatch.call_counts import CallCounts, Use
 from serve_warm.precompile.dispatch.dispatcher import Dispatcher
 from serve_warm.precompile.dispatch.session import SESSION
 
@@ -15,8 +15,10 @@ __all__ = [
     "CallCounts",
     "Dispatcher",
     "Signature",
+    "Use",
     "describe_structure",
     "find_callables",
+    "list_living",
     "ordered_counts",
 ]
 
@@ -27,8 +29,13 @@ def ordered_counts() -> list[CallCounts]:
     Callables that no longer exist are last: after an update, an application may have compiled its
     model again, and a start compiles it once.
     """
-    living = {id(each.call_counts) for each in _dispatchers()}
+    living = list_living()
     return sorted(SESSION.counts, key=lambda counts: id(counts) not in living)
+
+
+def list_living() -> set[int]:
+    """Return the ids of the counts of the callables that still exist."""
+    return {id(each.call_counts) for each in _dispatchers()}
 
 
 def find_callables(name: str, number: int) -> Iterator[Dispatcher]:

@@ -223,7 +223,7 @@ def recorder_us() -> dict[str, float]:
             costs.append(seconds(len(new), lambda: fresh.note(counts, next(each), {})))  # noqa: B023
     SESSION.recorder = None
     # The statement with which the dispatcher counts a call that an entry answers.
-    uses = {"counts": next(iter(SESSION.counts)).by_use, "use": ("t0", 2, "")}
+    uses = {"counts": next(iter(SESSION.counts)).by_use, "use": ("t0", 2, "", "")}
     uses["counts"][uses["use"]] = 0
     counted = min(timeit.repeat("counts[use] += 1", globals=uses, number=100_000, repeat=9))
     return {

@@ -300,7 +300,7 @@ def test_every_command_has_help_and_json(run):
     ]
     helps = {name: run(name, "--help") for name in names}
     assert set(names) == {
-        *("check", "run", "plan", "build", "bench", "inspect", "verify", "diff"),
+        *("init", "metrics", "check", "run", "plan", "build", "bench", "inspect", "verify", "diff"),
         *("push", "pull", "keygen", "sign", "prune", "probe", "status", "report", "why"),
     }
     # `run` is Ray's command, which prints only its log.

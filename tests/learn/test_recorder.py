@@ -18,8 +18,10 @@ import serve_warm
 from levels import answered_eagerly, forget_callables, started
 from models import Scaled, scaled_fixture, x  # noqa: F401 - a fixture
 from serve_warm.compiler import evidence
-from serve_warm.learn.recorder import KINDS_KEPT, RARE, Recorder
-from serve_warm.precompile.dispatch.call_counts import CallCounts
+from serve_warm.learn.recorded import arguments_of
+from serve_warm.learn.recorder import KINDS_KEPT, KINDS_SOON, RARE, Recorder
+from serve_warm.precompile.calls.signature import describe
+from serve_warm.precompile.dispatch.call_counts import CallCounts, kind_of
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.facts.names import describe_tensor
 from serve_warm.precompile.recording import find_callables
@@ -305,7 +307,7 @@ def test_calls_that_a_dispatcher_counts_without_their_kind_are_said(recorder: Re
     function = compiled(lambda given: given)
     counts = function._serve_warm.call_counts
     recorder.begin()
-    counts.by_use["other calls", 2, ""] = 7
+    counts.by_use["other calls", 2, "", ""] = 7
     assert recorder.calls() == ([], {RARE: 7})
     recorder.begin()
     assert recorder.calls() == ([], {})
@@ -417,3 +419,230 @@ def test_an_argument_that_raises_anything_breaks_no_call(recorder: Recorder):
         __class__ = property(lambda _: 1 // 0)  # type: ignore[assignment]
 
     recorder.note(CallCounts("app.Model"), (torch.ones(1), [Lazy()]), {})
+
+
+class Answering:
+    """A dispatcher whose entries answer calls."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.counts = CallCounts("app.Model")
+        SESSION.counts.add(self.counts)
+
+    def call(self, *args: Any, times: int = 1, known: Any = None) -> None:
+        signature, tensors = describe(args, {}, known)
+        kind = kind_of(signature, tensors)
+        for _ in range(times):
+            use = self.counts.count(str(signature), 2, "", kind=kind, is_trial=False)
+            self._recorder.note_kind(self.counts, use, signature, tensors)
+
+
+def test_calls_in_several_modes_that_entries_answer_are_counted_once(recorder: Recorder):
+    answering, given = Answering(recorder), torch.ones(3)
+    with torch.inference_mode():
+        answering.call(given, times=10)
+    with torch.no_grad():
+        answering.call(given, times=3)
+    calls, not_recorded = recorder.calls()
+    assert [(each.modes["inference_mode"], each.calls) for each in calls] == [
+        (True, 10),
+        (False, 3),
+    ]
+    assert not_recorded == {}
+    (use,) = answering.counts.uses()  # a report has one line for what looks equal
+    assert use.calls == 13
+
+
+def test_strings_of_equal_length_that_entries_answer_are_counted_once(recorder: Recorder):
+    answering = Answering(recorder)
+    answering.call(torch.ones(3), "mean", times=10)
+    answering.call(torch.ones(3), "last")
+    assert [(each.structure, each.calls) for each in recorder.calls()[0]] == [
+        ("t0, 'mean'", 10),
+        ("t0, 'last'", 1),
+    ]
+
+
+def test_calls_whose_texts_begin_alike_are_counted_once(recorder: Recorder):
+    answering, many = Answering(recorder), [torch.ones(1000 + n, 128) for n in range(30)]
+    answering.call(*many, torch.ones(3), times=10)
+    answering.call(*many, torch.ones(4))
+    calls, not_recorded = recorder.calls()
+    assert ([each.calls for each in calls], not_recorded) == ([10, 1], {})
+
+
+def test_what_is_lost_is_said_beside_several_modes(recorder: Recorder):
+    answering = Answering(recorder)
+    for mode in (torch.inference_mode(), torch.no_grad()):
+        with mode:
+            answering.call(torch.ones(3), times=5)
+    answering.counts.by_use["other calls", 2, "", ""] = 7
+    assert recorder.calls()[1] == {RARE: 7}
+
+
+def test_a_storm_does_not_displace_kinds_that_entries_answer(recorder: Recorder):
+    """A dispatcher tells each kind once, perhaps before the first call of traffic."""
+    answering = Answering(recorder)
+    answering.call(torch.ones(3))
+    recorder.begin()
+    for size in range(3 * KINDS_KEPT):
+        recorder.note(answering.counts, (torch.ones(size + 1, 2),), {})
+    answering.call(torch.ones(3), times=5)
+    assert shapes(recorder)["Tensor float32[3]"] == 5
+
+
+def test_kinds_that_entries_answer_are_bounded(recorder: Recorder):
+    for number in range(6):
+        answering = Answering(recorder)
+        for size in range(KINDS_KEPT + 10):
+            answering.call(torch.ones(size + 1, number + 1))
+    assert len(vars(recorder)["_counted"]) <= 4 * KINDS_KEPT
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("way", ["nested", "attribute", "beside equal numbers", "keyword"])
+def test_one_call_does_not_decide_for_others(recorder: Recorder, way: str, is_first: bool):
+    counts = compiled(lambda *given: given)._serve_warm.call_counts
+    one, two, marked = torch.ones(3), torch.ones(3), torch.ones(3)
+    torch._dynamo.mark_dynamic(marked, 0)
+    odd, plain = {
+        "nested": (([one, one],), ([one, two],)),
+        "attribute": ((marked,), (one,)),
+        "beside equal numbers": ((one, one, 5, 5), (one, two, 5, 5)),
+        "keyword": ((one, [one]), (one, [two])),
+    }[way]
+    for args in (odd, *[plain] * 5) if is_first else (*[plain] * 5, odd):
+        recorder.note(counts, args, {})
+    calls, not_recorded = recorder.calls()
+    assert [each.calls for each in calls] == [5]
+    assert [*not_recorded.values()] == [1]
+
+
+def test_replays_of_an_update_are_no_traffic(recorder: Recorder):
+    function = compiled(lambda given: given + 1)
+    function(torch.ones(3))
+    with evidence.note_calls() as calls, calls.of_replay():
+        function(torch.ones(3))
+    assert shapes(recorder) == {"Tensor float32[3]": 1}
+
+
+@torch.inference_mode()
+def test_replays_of_an_update_that_entries_answer_are_no_traffic(scaled: tuple[Path, Any]):
+    folder, _ = scaled
+    model = serve_warm.compile(Scaled().eval(), dynamic=False)
+    with started(folder):
+        recorder = SESSION.recorder = Recorder()
+        recorder.begin()
+        for _ in range(2):
+            with evidence.note_calls() as calls, calls.of_replay():
+                model(x(), 1.0)
+                model(torch.ones(7, 4), 1.0)
+            model(x(), 1.0)
+        model(torch.ones(7, 4), 1.0)
+        SESSION.recorder = None
+    assert shapes(recorder) == {"Tensor float32[3, 4]": 2, "Tensor float32[7, 4]": 1}
+    assert recorder.calls()[1] == {}
+
+
+def test_numbers_that_are_not_finite_are_one_kind(recorder: Recorder):
+    """No NaN equals another, so each would be a kind, and displace those of users."""
+    counts = compiled(lambda *given: given)._serve_warm.call_counts
+    for _ in range(20):
+        recorder.note(counts, (torch.ones(3), float("nan")), {})
+        recorder.note(counts, (torch.ones(3), [float("-inf")]), {})
+    calls, not_recorded = recorder.calls()
+    assert (calls, sum(not_recorded.values()), len(vars(recorder)["_kinds"])) == ([], 40, 2)
+
+
+def test_long_names_and_large_numbers_take_no_memory(recorder: Recorder):
+    counts = compiled(lambda *given, **more: given)._serve_warm.call_counts
+    for number in range(20):
+        name = f"{number:03}" + "k" * 200_000
+        recorder.note(counts, (torch.ones(3), {name: 1}), {})
+        recorder.note(counts, (torch.ones(3),), {name: 1})
+        recorder.note(counts, (torch.ones(3), 1 << (1000 + number)), {})
+        recorder.note(counts, (torch.ones(3), {1 << (1000 + number): 1}), {})
+    calls, not_recorded = recorder.calls()
+    assert not [each for each in calls if not each.why_not()]
+    assert sum(each.calls for each in calls) + sum(not_recorded.values()) == 80
+    assert len(vars(recorder)["_kinds"]) == 4
+
+
+UNUSUAL = {
+    "conjugate": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    "negative": lambda: torch.ones(3, dtype=torch.complex64).conj().imag,
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "mkldnn": lambda: torch.ones(3).to_mkldnn(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
+    "bits": lambda: torch.empty(3, dtype=torch.bits8),
+    "one bit": lambda: torch.empty(3, dtype=torch.uint1),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_tensors_that_no_replay_makes_are_left_out(recorder: Recorder, name: str):
+    counts = compiled(lambda given: given)._serve_warm.call_counts
+    recorder.note(counts, (UNUSUAL[name](),), {})
+    calls, not_recorded = recorder.calls()
+    assert (calls, [*not_recorded.values()]) == ([], [1])
+
+
+def test_names_that_source_code_changes_are_kept(recorder: Recorder):
+    counts = compiled(lambda **given: given)._serve_warm.call_counts
+    name = "\ufb01"  # a ligature, which Python reads as two letters
+    recorder.note(counts, (), {name: torch.ones(3)})
+    (call,) = recorder.calls()[0]
+    assert arguments_of(call.structure, ["tensor"], getattr) == ([], {name: "tensor"})
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_token_ids_of_a_short_prompt_are_not_recorded(recorder: Recorder, is_answered: bool):
+    ids = [101, 2023, 2003, 4242, 102]
+    answering = Answering(recorder)
+    for args in ((torch.ones(1), ids), (torch.ones(1), {"ids": (*ids,)})):
+        if is_answered:
+            answering.call(*args)
+        else:
+            recorder.note(answering.counts, args, {})
+    calls, not_recorded = recorder.calls()
+    assert (calls, not_recorded) == (
+        [],
+        {
+            "an argument is a list of more than 4 numbers": 1,
+            "an argument is a tuple of more than 4 numbers": 1,
+        },
+    )
+    assert "4242" not in repr([*vars(recorder)["_counted"].values()])
+    assert "4242" not in repr(vars(recorder)["_kinds"])
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_sizes_of_many_dimensions_are_recorded(recorder: Recorder, is_answered: bool):
+    answering, args = Answering(recorder), (torch.ones(1), torch.Size(range(6)), [1, 3, 224, 224])
+    if is_answered:
+        answering.call(*args)
+    else:
+        recorder.note(answering.counts, args, {})
+    (call,) = recorder.calls()[0]
+    assert call.structure == "t0, torch.Size([0, 1, 2, 3, 4, 5]), [1, 3, 224, 224]"
+
+
+def test_a_model_that_is_loaded_again_and_again_is_one_kind(recorder: Recorder):
+    for _ in range(5):
+        model = compiled(torch.nn.ReLU())
+        model(torch.ones(3))
+        del model
+        gc.collect()
+    assert [(each.number, each.calls) for each in recorder.calls()[0]] == [(0, 5)]
+
+
+def test_a_storm_of_kinds_is_not_written_at_once(recorder: Recorder):
+    """To write many kinds holds up requests."""
+    counts = compiled(lambda given: given)._serve_warm.call_counts
+    for size in range(KINDS_SOON):
+        recorder.note(counts, (torch.ones(size + 1),), {})
+    assert recorder.new.is_set()
+    recorder.new.clear()
+    recorder.note(counts, (torch.ones(1, 2),), {})
+    assert not recorder.new.is_set()

@@ -34,7 +34,7 @@ from serve_warm.precompile.calls.forms import Reordered, find_form, order_of
 from serve_warm.precompile.calls.signature import Signature, key_of
 from serve_warm.precompile.calls.torch_state import state_check, tensor_check
 from serve_warm.precompile.dispatch.binding import Binder, Binding, OfClass
-from serve_warm.precompile.dispatch.call_counts import CallCounts, Use
+from serve_warm.precompile.dispatch.call_counts import CallCounts, Use, kind_of
 from serve_warm.precompile.dispatch.first_calls import FirstCalls
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.dispatch.settling_calls import SettlingCallDue, SettlingCalls
@@ -160,17 +160,19 @@ class Dispatcher(HandedOver):
                     if has_changed:  # the reason may have changed
                         break
                     self._counts[use] += 1
+                    if evidence.current is not None:
+                        self._note_replayed(use)
                     return self.stock(*args, **kwargs)
                 CALLS.n += 1
                 calls = evidence.current  # read once: it can become None during a request
                 if calls is not None:
                     calls.add(threading.get_native_id())
+                    self._note_replayed(use)
                 self._counts[use] += 1
                 try:
                     return fn(self.callee, *tensors)
                 except NOT_ANSWERED as error:
-                    self._counts[use] -= 1
-                    return self._answer_without(use[0], fn, error, args, kwargs)
+                    return self._answer_without(use, fn, error, args, kwargs)
         return self._look_up(args, kwargs)
 
     def __copy__(self) -> Dispatcher:
@@ -258,8 +260,7 @@ class Dispatcher(HandedOver):
         try:
             return fn(self.callee, *tensors)
         except NOT_ANSWERED as error:
-            self._counts[use] -= 1
-            return self._answer_without(use[0], fn, error, args, kwargs)
+            return self._answer_without(use, fn, error, args, kwargs)
 
     def _eager_answers(self) -> EagerAnswers | None:
         """Return the policy if it runs calls without an entry eagerly, or else None.
@@ -287,10 +288,11 @@ class Dispatcher(HandedOver):
         `eager` says that a call without an entry runs eagerly.
         """
         table = binding.table
-        call = "(...)"
+        call, kind = "(...)", ""
         if table is None:
             self._record(args, kwargs)
-            return None, (call, 1, ""), ()
+            return None, (call, 1, "", kind), ()
+        signature: Signature | None = None
         fn: Callable[..., object] | None = None
         entry: Entry | None = None
         tensors: Sequence[torch.Tensor] = ()
@@ -299,23 +301,22 @@ class Dispatcher(HandedOver):
         try:
             known = None if building else binding.known
             signature, tensors = call_signature.describe(args, kwargs, known=known)
-            call = str(signature)
-            self._record_kind(signature, tensors)
+            call, kind = str(signature), kind_of(signature, tensors)
             state = call_signature.state()
             entry, fn, order = self._find(binding, table, signature, state, tensors, args, kwargs)
         except NotYet:
-            return None, (call, 1, ""), ()
+            return None, (call, 1, "", kind), ()
         except NoEntry as error:
             if building:
                 table.refused.setdefault((self.name, call), str(error))
             if eager:
                 # Such calls are recorded apart. A call that was remembered would enter Dynamo.
                 self._record(args, kwargs)
-                return None, (call, 0, str(error)), ()
+                return None, (call, 0, str(error), kind), ()
             # All calls of a changed model have the same reason.
-            use = self._count(call, 1, str(error), of_all=not binding.entries)
+            use = self._count(call, 1, str(error), kind=kind, of_all=not binding.entries)
         else:
-            use = self._count(call, entry.level, entry.reason)
+            use = self._count(call, entry.level, entry.reason, kind=kind)
             checks = SESSION.checks
             if not building:
                 followed = for_known_calls(fn, binding.watch)
@@ -327,6 +328,7 @@ class Dispatcher(HandedOver):
                     fn = checks.around(self, entry, fn, followed, counted_for=counted_for)
                     is_checked = fn is not followed
             fn = fn if order is None else Reordered(fn, order)
+        self._record_kind(use, signature, tensors)
         if not building and _may_remember(binding, fn, is_checked=is_checked):
             shared = binding.shared
             with contextlib.nullcontext() if shared is None else shared.lock:
@@ -338,10 +340,18 @@ class Dispatcher(HandedOver):
         if SESSION.recorder is not None:
             SESSION.recorder.note(self.call_counts, args, kwargs)
 
-    def _record_kind(self, signature: Signature, tensors: Sequence[torch.Tensor]) -> None:
+    def _record_kind(
+        self, use: Use, signature: Signature | None, tensors: Sequence[torch.Tensor]
+    ) -> None:
         """Record a kind of calls that are counted here."""
-        if SESSION.recorder is not None and SESSION.being_built is None:
-            SESSION.recorder.note_kind(self.call_counts, signature, tensors)
+        is_traffic = SESSION.being_built is None
+        if SESSION.recorder is not None and signature is not None and is_traffic:
+            SESSION.recorder.note_kind(self.call_counts, use, signature, tensors)
+
+    def _note_replayed(self, use: Use, calls: int = 1) -> None:
+        """Tell the recorder of calls that are counted here, if a replay makes them."""
+        if SESSION.recorder is not None and evidence.is_replay():
+            SESSION.recorder.note_replayed(self.call_counts, use, calls)
 
     def _find(  # noqa: PLR0917 - called once, with all that the caller knows
         self,
@@ -369,9 +379,14 @@ class Dispatcher(HandedOver):
             raise NoEntry(binding.why_none(self.name, table, signature, state))
         return *build.entry_for(self, binding.unit, signature, state, tensors), None
 
-    def _count(self, call: str, level: int, reason: str, *, of_all: bool = False) -> Use:
-        counts = self._shared.counts
-        return counts.count(call, level, reason, of_all=of_all, is_trial=SESSION.is_probing)
+    def _count(
+        self, call: str, level: int, reason: str, *, kind: str = "", of_all: bool = False
+    ) -> Use:
+        use = self._shared.counts.count(
+            call, level, reason, kind=kind, of_all=of_all, is_trial=SESSION.is_probing
+        )
+        self._note_replayed(use)
+        return use
 
     def _noted(self, entry: Entry) -> Entry:
         if SESSION.being_built is not None:
@@ -417,24 +432,27 @@ class Dispatcher(HandedOver):
 
     def _answer_without(
         self,
-        call: str,
+        use: Use,
         fn: Callable[..., object],
         error: BaseException,
         args: Sequence[object],
         kwargs: Mapping[str, object],
     ) -> object:
-        """Run a call without its entry, because the entry failed.
+        """Run a call without its entry, because the entry failed, and count it so.
 
         Raises `error` if the entry's graph might have run: then the error is the call's result.
         """
+        self._counts[use] -= 1
+        self._note_replayed(use, -1)
+        call, _, _, kind = use
         if isinstance(error, LibraryFailedCleanly):
             # Eager execution raises the error that the user expects, but torch.compile would import
             # Dynamo.
             value = self.callee(*args, **kwargs)
-            self._count(call, 1, str(error))
+            self._count(call, 1, str(error), kind=kind)
             return value
         why = _why_not_run(fn, error)
-        self._count(call, 1, why)
+        self._count(call, 1, why, kind=kind)
         answers = None if SESSION.being_built is not None else eager_calls.answers
         if answers is not None and answers.takes():
             return eager_calls.answer(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from serve_warm.precompile.calls.signature import Signature
-    from serve_warm.precompile.dispatch.call_counts import CallCounts
+    from serve_warm.precompile.dispatch.call_counts import CallCounts, Use
     from serve_warm.precompile.dispatch.first_calls import FirstCalls
     from serve_warm.precompile.entries.table import Entry, EntryTable, Unit
     from serve_warm.precompile.parity.checks import Checks
@@ -157,9 +157,16 @@ class CallRecorder(Protocol):
         """Count a call that the dispatcher does not count."""
 
     def note_kind(
-        self, counts: CallCounts, signature: Signature, tensors: Sequence[torch.Tensor]
+        self,
+        counts: CallCounts,
+        use: Use,
+        signature: Signature,
+        tensors: Sequence[torch.Tensor],
     ) -> None:
         """Record a kind of calls that the dispatcher counts."""
+
+    def note_replayed(self, counts: CallCounts, use: Use, calls: int) -> None:
+        """Record that calls which the dispatcher counts are those of a replay, not of traffic."""
 
 
 AnyBuild = TypeVar("AnyBuild", bound=Build)
