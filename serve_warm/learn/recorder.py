@@ -98,7 +98,7 @@ class _Other(NamedTuple):
     kind: type
 
 
-class _Refused(NamedTuple):
+class _NotKept(NamedTuple):
     """What is kept of an argument that is not recorded."""
 
     why: str
@@ -471,9 +471,9 @@ def _keep(value: Any) -> Any:  # noqa: PLR0911 - one for each class
     if kind is torch.Tensor:
         return _Tensor(value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
     if kind in _CONTAINERS and (most := _too_many(kind, value)) is not None:
-        return _Refused(_why_many(kind, most))
+        return _NotKept(_why_many(kind, most))
     if kind is int and not -LARGEST < value < LARGEST:
-        return _Refused("an int argument is too large")
+        return _NotKept("an int argument is too large")
     if kind is list or kind is tuple:
         return kind(map(_keep, value))
     if kind is dict:
@@ -529,7 +529,7 @@ def _as_argument(kept: Any, tensors: list[_Tensor]) -> Any:
         return torch.empty(0)
     if isinstance(kept, _Text):
         return "\0" * kept.length
-    if isinstance(kept, _Refused):
+    if isinstance(kept, _NotKept):
         raise NoEntry(kept.why)
     if isinstance(kept, _Other):
         raise NoEntry(f"an argument is a {class_name(kept.kind)}")

@@ -10,6 +10,7 @@ from serve_warm.precompile.calls.signature import Signature, describe_structure
 from serve_warm.precompile.dispatch.call_counts import CallCounts, Use
 from serve_warm.precompile.dispatch.dispatcher import Dispatcher
 from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.private_apis.nn_module import own_buffers
 
 __all__ = [
     "CallCounts",
@@ -20,6 +21,7 @@ __all__ = [
     "find_callables",
     "list_living",
     "ordered_counts",
+    "own_buffers",
 ]
 
 
