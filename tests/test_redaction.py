@@ -572,6 +572,7 @@ SLICES = {
     },
     "cli.explaining": {"more[:SHOWN_LINES]"},  # whole lines
     "learn.call_files": {"hashlib.sha256(joined.encode()).hexdigest()[:32]"},
+    "learn.recorder": {"by_use[:COUNTED_KEPT // 2]"},  # kinds of calls
     "node_server.ledger": {"dead[:max(0, len(dead) - REMEMBERED)]"},  # records
     "private_apis.sources": {"hashlib.sha256(text.encode()).hexdigest()[:SIZE]"},
     "precompile.builders.assigned": {"short[:SHOWN]"},  # names of changed objects
