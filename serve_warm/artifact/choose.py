@@ -288,11 +288,13 @@ def of_another_gpu(considered: Considered) -> str:
     return ""
 
 
-def find_hint(trace: Sequence[Considered], nearest: Considered, uri: str) -> str:
-    """Return a hint that says what to do if no variant fits."""
+def find_hint(
+    trace: Sequence[Considered], nearest: Considered, uri: str, *, app: str = "APP"
+) -> str:
+    """Return a hint that says what to do if no variant fits. `app` is what to build."""
     build = (
         "build an artifact on the same kind of machine, with the same settings: serve-warm build "
-        f"APP --store {uri}"
+        f"{app} --store {uri}"
     )
     if any(map(_wants_portable, trace)):
         return "set `cpu: portable` in user_config.warmup to use the artifact built for every CPU"

@@ -370,6 +370,9 @@ def read_document(target: str) -> dict[str, Any]:
     )
 
 
+WRITES_ONE = "serve-warm init module:app --write writes one"
+
+
 def _is_yaml(target: str) -> bool:
     return target.endswith((".yaml", ".yml"))
 
@@ -380,8 +383,7 @@ def _read_yaml(target: str) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ConfigError(
             f"{target} does not exist",
-            hint=did_you_mean(target, [each.name for each in Path().glob("*.y*ml")])
-            or "serve-warm init module:app writes one",
+            hint=did_you_mean(target, map(str, Path(target).parent.glob("*.y*ml"))) or WRITES_ONE,
         ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -394,7 +396,7 @@ def _read_yaml(target: str) -> dict[str, Any]:
     if not isinstance(loaded, dict) or not loaded.get("applications"):
         raise ConfigError(
             f"{target} has no applications",
-            hint="a Serve config has a list `applications`; serve-warm init module:app writes one",
+            hint=f"a Serve config has a list `applications`; {WRITES_ONE}",
         )
     return loaded
 

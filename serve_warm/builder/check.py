@@ -72,7 +72,7 @@ def check_application(
         longest_s = 0.0
         try:
             settings = application.settings(name, environ)
-            if MOST_FAILED not in (application.runtime_env_of(name).get("env_vars") or {}):
+            if MOST_FAILED not in application.variables_of(name):
                 longest_s = settings.input_deadline_s
         except ConfigError as error:
             where = f"{name}: user_config.warmup"

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
+from typing import TypeVar
 
 from serve_warm._daemon_threads import begin
 from serve_warm._records import record
@@ -23,7 +24,7 @@ from serve_warm.config import WarmupConfig
 from serve_warm.errors import ConfigError, StoreError, did_you_mean
 from serve_warm.fingerprint import Fingerprint, read_machine
 from serve_warm.replica.serve.application import digest_code
-from serve_warm.stores import find_missing_folder, open_store
+from serve_warm.stores import Store, find_missing_folder, open_store
 from serve_warm.trust import Trust
 from serve_warm.trust.files import load_trust
 
@@ -49,17 +50,23 @@ def check_store(
     """Return the findings about a deployment's store, which is also compared with `store`."""
     checked = compare_stores(application, deployment, store, environ=environ)
     settings = _settings(application, deployment, environ)
-    if settings is None or settings.artifact is None:
+    if settings is None:
         return checked
-    uri = settings.artifact
+    uri = settings.artifact or _default_store(application, deployment, environ)
+    if uri is None:
+        return checked
     where = f"{deployment}: artifact {uri}"
     try:
         place = application.place(deployment, environ)
-        if not ask_store(uri, place):
-            return checked + CheckFindings(warnings=(_explain_empty(application, uri, place),))
         trust = application.warming[deployment].warmup_trust or load_trust()
         wanted = _Wanted.of(application, deployment, settings, environ)
         candidates = _read(uri, place, wanted, trust)
+        if candidates is None:
+            ask_store(uri, place)  # or it does not answer at all
+        elif not candidates:
+            # Without a setting, the note about a plan says what comes first.
+            empty = (_explain_empty(application, uri, place),) if settings.artifact else ()
+            return checked + CheckFindings(warnings=empty)
     except (ConfigError, StoreError) as error:
         found = Problem(where=where, what=error.message, fix=error.hint or CREDENTIALS)
         return checked + CheckFindings(problems=(found,))
@@ -72,6 +79,13 @@ def check_store(
         )
         return checked + CheckFindings(warnings=(found,))
     return checked + _judge(candidates, wanted, application, deployment, uri)
+
+
+def _default_store(
+    application: Application, deployment: str, environ: Mapping[str, str]
+) -> str | None:
+    """Return the store that `serve-warm run` uses for an untouched application; None for others."""
+    return application.store([deployment], environ) if application.is_wrapped else None
 
 
 def compare_stores(
@@ -115,20 +129,36 @@ def ask_store(uri: str, place: Place) -> list[str]:
         ConfigError: `uri` is not the address of a store.
         StoreError: the store cannot be read, or did not answer in time.
     """
+    store = _open(uri)
+    keys = _within(
+        STORE_LIMIT_S,
+        lambda: statement_keys(store, application=place.application, deployment=place.deployment),
+    )
+    if keys is None:
+        raise StoreError(
+            f"{store.uri} did not answer within {STORE_LIMIT_S:.0f} s", hint=CREDENTIALS
+        )
+    return keys
+
+
+def _open(uri: str) -> Store:
     store = open_store(uri)
     missing = find_missing_folder(store)
     if missing is not None and missing.is_file:
         raise StoreError(f"{missing}, but a store must be a folder", hint="use a folder")
-    # In a daemon thread, because a store that never answers must not keep the process alive.
-    asking = begin(
-        lambda: statement_keys(store, application=place.application, deployment=place.deployment),
-        name="serve_warm-check",
-    )
-    if not wait([asking], timeout=STORE_LIMIT_S).done:
-        raise StoreError(
-            f"{store.uri} did not answer within {STORE_LIMIT_S:.0f} s", hint=CREDENTIALS
-        )
-    return asking.result()
+    return store
+
+
+Result = TypeVar("Result")
+
+
+def _within(limit_s: float, ask: Callable[[], Result]) -> Result | None:
+    """Return what a store answers, or None if it takes longer.
+
+    In a daemon thread, because a store that never answers must not keep the process alive.
+    """
+    asking = begin(ask, name="serve_warm-check")
+    return asking.result() if wait([asking], timeout=limit_s).done else None
 
 
 def _settings(
@@ -171,8 +201,7 @@ def _explain_empty(application: Application, uri: str, place: Place) -> Problem:
         what = f"{missing}: it has no artifact for {place}"
         fix += f", or {missing.near}" if missing.near else ""
     else:
-        known = begin(lambda: catalog.places(store), name="serve_warm-check")
-        others = sorted(known.result()) if wait([known], timeout=READ_LIMIT_S).done else []
+        others = _within(READ_LIMIT_S, lambda: catalog.places(store)) or []
         what += _name_others(others, place)
         same = [name for name, deployment in others if deployment == place.deployment]
         if same:
@@ -251,17 +280,14 @@ SET_BY_CODE = frozenset(
 
 def _read(uri: str, place: Place, wanted: _Wanted, trust: Trust) -> list[Candidate] | None:
     """Return what a start would say of each artifact; None if the store is too slow."""
-    here = CodeAndModel(code=wanted.code)
-    reading = begin(
-        lambda: pull.find_fitting(
-            open_store(uri), place=place, trust=trust, fingerprint=None, here=here
-        ),
-        name="serve_warm-check",
+    store, here = _open(uri), CodeAndModel(code=wanted.code)
+    found = _within(
+        READ_LIMIT_S,
+        lambda: pull.find_fitting(store, place=place, trust=trust, fingerprint=None, here=here),
     )
-    if not wait([reading], timeout=READ_LIMIT_S).done:
+    if found is None:
         return None
-    statements = reading.result().statements
-    return choose.weigh(statements, wanted.fingerprint, trust, unknown=SET_BY_CODE)
+    return choose.weigh(found.statements, wanted.fingerprint, trust, unknown=SET_BY_CODE)
 
 
 def _judge(
@@ -292,7 +318,7 @@ def _judge(
     nearest = min(trace, key=lambda each: len(each.mismatches))
     differs = "; ".join(map(str, nearest.mismatches))
     what = f"no artifact fits this machine; {nearest.statement} is the nearest: {differs}"
-    fix = choose.find_hint(trace, nearest, uri).replace("build APP", f"build {application.target}")
+    fix = choose.find_hint(trace, nearest, uri, app=application.target)
     if {each.factor for each in nearest.mismatches} == {"threads"} and wanted.threads_variable:
         fix = f"set OMP_NUM_THREADS as in the build, or {build}"
     if wanted.elsewhere:

@@ -416,7 +416,7 @@ def _reach(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_LIMIT_S).close()
     except (OSError, OverflowError) as error:
-        raise ConnectionError(str(error)) from error
+        raise ConnectionError(getattr(error, "strerror", None) or str(error)) from error
 
 
 class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
@@ -441,7 +441,8 @@ class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
         raise ConfigError(
             f"{self._what} could not start {self._place}: {text}",
             hint="read session_latest/logs in Ray's temporary folder (RAY_TMPDIR, or /tmp/ray); "
-            "the usual cause is too little memory or disk space, or a very busy machine",
+            "the usual cause is too little memory or disk space, too few process ids, or a very "
+            "busy machine",
         ) from error
 
 

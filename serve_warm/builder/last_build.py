@@ -30,13 +30,13 @@ def read_seconds(place: Place) -> float | None:
 
 
 def note_seconds(place: Place, seconds: Mapping[str, float]) -> None:
-    """Write down how long each phase of a build took."""
+    """Write down how long a build took, from the seconds of its phases."""
     whole = sum(took for name, took in seconds.items() if not name.startswith("round trip,"))
     whole -= seconds.get("round trip", 0.0)  # `round trips` has it
     file = _file(place)
     with contextlib.suppress(OSError):
         _private_folders.make_private(file.parent)
-        data = json.dumps({"seconds": round(whole, 1), "phases": dict(seconds)}).encode()
+        data = json.dumps({"seconds": round(whole, 1)}).encode()
         _private_folders.write_beside(file, data, mode=0o600).replace(file)
 
 

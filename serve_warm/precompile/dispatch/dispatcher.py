@@ -288,10 +288,10 @@ class Dispatcher(HandedOver):
         `eager` says that a call without an entry runs eagerly.
         """
         table = binding.table
-        call, kind = "(...)", ""
+        call = "(...)"
         if table is None:
             self._record(args, kwargs)
-            return None, (call, 1, "", kind), ()
+            return None, (call, 1, "", ""), ()
         signature: Signature | None = None
         fn: Callable[..., object] | None = None
         entry: Entry | None = None
@@ -301,21 +301,23 @@ class Dispatcher(HandedOver):
         try:
             known = None if building else binding.known
             signature, tensors = call_signature.describe(args, kwargs, known=known)
-            call, kind = str(signature), kind_of(signature, tensors)
+            call = str(signature)
             state = call_signature.state()
             entry, fn, order = self._find(binding, table, signature, state, tensors, args, kwargs)
         except NotYet:
-            return None, (call, 1, "", kind), ()
+            return None, (call, 1, "", ""), ()
         except NoEntry as error:
             if building:
                 table.refused.setdefault((self.name, call), str(error))
             if eager:
                 # Such calls are recorded apart. A call that was remembered would enter Dynamo.
                 self._record(args, kwargs)
-                return None, (call, 0, str(error), kind), ()
+                return None, (call, 0, str(error), ""), ()
+            kind = "" if signature is None else kind_of(signature, tensors)
             # All calls of a changed model have the same reason.
             use = self._count(call, 1, str(error), kind=kind, of_all=not binding.entries)
         else:
+            kind = kind_of(signature, tensors)
             use = self._count(call, entry.level, entry.reason, kind=kind)
             checks = SESSION.checks
             if not building:
