@@ -57,8 +57,8 @@ def init(
     """
     need_ray("init")
     from serve_warm.builder.app import load_application
-    from serve_warm.builder.proposals import propose_inputs
     from serve_warm.builder.proposed_config import propose_config
+    from serve_warm.builder.proposed_inputs import propose_inputs
 
     if inputs and artifact:
         raise click.UsageError("pass --inputs or --artifact, not both")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Proposed changes of a user's files."""
+"""Proposed inputs, as a change of a user's source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from serve_warm.builder.app import load_application
 from serve_warm.builder.check import check
-from serve_warm.builder.proposals import propose_inputs
+from serve_warm.builder.proposed_inputs import propose_inputs
 
 _numbers = itertools.count()
 
