@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,11 +14,14 @@ from serve_warm import node
 from serve_warm.cli import FAILED, screen
 from serve_warm.config import WarmupConfig, resolve
 
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
 OF_A_SERVER = ("serve_warm_starts", "serve_warm_start_duration_seconds")
 """Metrics that count while a node server runs. A command would always show zeros."""
 
-COUNTED = "_" + "total"
-"""What Prometheus writes after the name of a counter."""
+ENDS = {"counter": ("total",)}
+"""What Prometheus adds to the name of a metric, by its kind."""
 
 
 @click.command()
@@ -47,35 +51,37 @@ def metrics(
                 click.echo(f"{row['name']}{labels} ({row['kind']})\n  {row['help']}")
         return
     directory = state_dir or resolve(WarmupConfig()).state_dir or node.default_directory()
-    samples = [each for each in _samples(directory) if _is_asked_for(each["name"], names)]
+    families = _families(directory, names)
     if json_file is not None:
-        screen.data(samples, json_file)
+        samples = [sample for family in families for sample in family.samples]
+        rows = [{"name": e.name, "labels": e.labels, "value": e.value} for e in samples]
+        screen.data(rows, json_file)
     else:
-        for each in samples:
-            click.echo(node.shown(_as_prometheus(each)))
-    if not samples:
+        for line in _lines_of(families):
+            click.echo(node.shown(line))
+    if not families:
         click.echo(node.shown(f"no replica in {directory} has written such a metric"), err=True)
         click.get_current_context().exit(FAILED)
 
 
-def _as_prometheus(sample: dict[str, Any]) -> str:
-    """Return a sample in the text format of Prometheus."""
-    escape = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-    labels = ",".join(
-        f'{name}="{text.translate(escape)}"' for name, text in sample["labels"].items()
-    )
-    whole = f"{{{labels}}}" if labels else ""
-    value = sample["value"]
-    number = f"{value:.0f}" if value == round(value) and abs(value) < 1e15 else repr(value)
-    return f"{sample['name']}{whole} {number}"
+def _lines_of(families: Sequence[Metric]) -> list[str]:
+    """Return the samples in the text format of Prometheus, without the help of each metric."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    class Found(CollectorRegistry):
+        def collect(self) -> Iterator[Metric]:
+            yield from families
+
+    text = generate_latest(Found()).decode()
+    return [line for line in text.split("\n") if line and not line.startswith("#")]
 
 
 def _is_asked_for(name: str, parts: tuple[str, ...]) -> bool:
     return not parts or any(part in name for part in parts)
 
 
-def _samples(directory: str) -> list[dict[str, Any]]:
-    """Return the values of all metrics of the replicas with a file in a directory."""
+def _families(directory: str, names: tuple[str, ...]) -> list[Metric]:
+    """Return the metrics of the replicas with a file in a directory."""
     from serve_warm.node_server.ledger import Ledger
 
     settings = node.settings_of(
@@ -96,10 +102,10 @@ def _samples(directory: str) -> list[dict[str, Any]]:
     ledger = Ledger()
     ledger.note(readiness)
     return [
-        {"name": sample.name, "labels": sample.labels, "value": sample.value}
+        family
         for family in ledger.collect()
         if family.name not in OF_A_SERVER
-        for sample in family.samples
+        and any(_is_asked_for(sample.name, names) for sample in family.samples)
     ]
 
 
@@ -110,7 +116,7 @@ def _catalogue() -> list[dict[str, Any]]:
 
     rows = [
         {
-            "name": each.name + (COUNTED if each.kind == "counter" else ""),
+            "name": "_".join((each.name, *ENDS.get(each.kind, ()))),
             "kind": each.kind,
             "labels": [*node.WHO, *each.labels],
             "help": each.help,

@@ -38,7 +38,7 @@ def run(*options: str) -> Any:
 def test_values_are_shown_as_prometheus_reads_them(folder):
     shown = run("--state-dir", folder)
     assert shown.exit_code == 0
-    assert "serve_warm_node_ready 1\n" in shown.stdout
+    assert "serve_warm_node_ready 1.0\n" in shown.stdout
     assert "\x1b" not in shown.stdout
     assert "serve_warm_starts" not in shown.stdout
     families = text_string_to_metric_families(shown.stdout)
