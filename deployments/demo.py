@@ -34,7 +34,6 @@ import requests
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = Path("build/demo.json")
-URL = "http://127.0.0.1:8000/"
 LIMIT_S = 900.0
 """Maximum seconds until a replica is ready, and for each command."""
 
@@ -49,6 +48,8 @@ def main() -> int:
     where.add_argument("--store", help="the store to publish to")
     where.add_argument("--s3", action="store_true", help="start an S3 server and publish to it")
     options = parser.parse_args()
+    if shutil.which("curl") is None:
+        sys.exit("error: the README's session needs curl: apt-get install curl")
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", 8000)) == 0:
             sys.exit("error: port 8000 is in use: stop the program that listens there")
@@ -137,7 +138,8 @@ class Session:
         self._requests[-1].append(took)
         self._answers[-1][command] = answer
         print(f"{answer}\n    answered after {took:.3f} s", flush=True)
-        self._check(command, answer, expected)
+        if not _is_close(answer, expected):
+            self._wrong.append(f"{command} answered {answer}, but the README shows {expected}")
 
     def _do(self, command: str, words: list[str], expected: str, where: Path) -> None:
         if words[:2] == ["serve-warm", "build"] and self._store:
@@ -202,6 +204,7 @@ class Session:
 
 
 def _is_close(answer: str, other: str) -> bool:
+    """Return whether two answers have the same numbers, but for rounding on another CPU."""
     try:
         ours, theirs = json.loads(answer), json.loads(other)
     except ValueError:  # an error page

@@ -229,6 +229,7 @@ def test_the_app_before_the_change_is_there_to_run():
     assert commands[0] == ("cd deployments/untouched", "")
     assert {command.partition(" ")[0] for command, _ in commands} == {"cd", "curl", "serve-warm"}
     assert sum(bool(output) for _, output in commands) >= 4
+    assert all(output for command, output in commands if command.startswith("curl"))
 
 
 def test_python_blocks_are_python():
