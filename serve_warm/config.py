@@ -310,13 +310,16 @@ def resolve(
         config = WarmupConfig.model_validate(values)
     except ValidationError as error:
         problems = [_describe(p, origin) for p in error.errors()]
+        is_unknown = any(p["type"] == UNKNOWN for p in error.errors())
     else:
         return config
     # Raise outside the handler, so that pydantic's error, which repeats the values, does not become
     # the context.
     raise ConfigError(
         "invalid warm-up settings: " + "; ".join(problems),
-        hint="fields: " + ", ".join(WarmupConfig.model_fields),
+        hint="fields: " + ", ".join(WarmupConfig.model_fields)
+        if is_unknown
+        else "serve-warm check --schema prints each setting with its values",
     )
 
 

@@ -158,7 +158,7 @@ def test_a_yaml_without_applications_is_refused(written, config):
     path = written(config)
     error = refusal(path)
     assert error.message == f"{path} has no applications"
-    assert "serve-warm init module:app writes one" in error.hint
+    assert "serve-warm init module:app --write writes one" in error.hint
 
 
 def test_two_applications_are_refused(written, example):

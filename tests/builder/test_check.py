@@ -193,7 +193,13 @@ def test_a_setting_that_a_replica_would_refuse_is_a_problem(written, options, wh
 )
 def test_odd_values_end_in_no_traceback(written, actor, tmp_path):
     path = written(user_config=warmup(artifact=f"file://{tmp_path}/a"), ray_actor_options=actor)
-    found(path)
+    checked = found(path)
+    texts = [each.what for each in (*checked.problems, *checked.warnings)]
+    is_list = isinstance(actor.get("runtime_env"), dict)
+    expected = (
+        "runtime_env.env_vars of Scorer is a list" if is_list else "does not exist: it has no"
+    )
+    assert any(expected in each for each in texts)
 
 
 def test_settings_that_nothing_reads_are_a_warning(written):

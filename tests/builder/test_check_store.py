@@ -14,9 +14,11 @@ import pytest
 import torch
 import yaml
 
-from artifacts import build, trusting
+from artifacts import PLACE, build, trusting
 from artifacts import new_key as make_key
+from serve_warm.app import users_store
 from serve_warm.artifact.code_and_model import CodeAndModel
+from serve_warm.artifact.pull import find_fitting
 from serve_warm.artifact.push import push
 from serve_warm.builder import check_store
 from serve_warm.builder.app import load_application
@@ -187,6 +189,32 @@ def test_artifacts_of_another_application_are_named(app):
     assert "(it has other/Scorer)" in warning.what
     assert "or set application: other in user_config.warmup" in warning.fix
     assert app.check(warmup={"application": "other"}).warnings == ()
+
+
+def test_the_store_of_an_untouched_application_is_read_too(app, tmp_path, monkeypatch):
+    """`serve-warm run` uses a folder of this user; while it is empty, a plan comes first."""
+    source = SOURCE.replace("class Scorer(WarmupMixin)", "class Scorer")
+    (tmp_path / f"{app.module}.py").write_text(source.replace("fixed=True", ""))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    app.store = open_store(users_store())
+    assert [each.where for each in check(f"{app.module}:app", environ={}).warnings] == []
+    taken = app.publish(built_for=here())
+    notes = [each.what for each in check(f"{app.module}:app", environ={}).notes]
+    assert any(f"takes {taken}" in each for each in notes)
+
+
+def test_artifacts_that_vanish_are_those_of_an_empty_store(app, monkeypatch):
+    """Somebody may prune the store between two answers."""
+    app.publish(built_for=here())
+    found = find_fitting(
+        open_store(f"{app.store.uri}-empty"),
+        place=PLACE,
+        trust=trusting(KEY),
+        fingerprint=None,
+    )
+    monkeypatch.setattr(check_store.pull, "find_fitting", lambda *_, **__: found)
+    (warning,) = app.check().warnings
+    assert "has no artifact for" in warning.what
 
 
 def test_a_slow_store_is_a_warning(app, monkeypatch):
