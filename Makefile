@@ -184,7 +184,7 @@ gpu: $(READY)
 	$(BIN)/python tests/benchmarks/figures.py
 
 stress: $(READY)
-	$(BIN)/python -m pytest -m stress -o faulthandler_timeout=3600 $(ARGS)
+	$(BIN)/python -m pytest -o faulthandler_timeout=3600 -m stress $(ARGS)
 
 # Downloads a wheel and reads it, and installs nothing.
 upstream: $(READY)

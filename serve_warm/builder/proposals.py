@@ -37,7 +37,7 @@ class Proposal:
         self.path.write_bytes(self.after.encode(self.encoding))
 
 
-def read_text(path: Path) -> tuple[str, str]:
+def read_source(path: Path) -> tuple[str, str]:
     """Return the text of a file with its line ends, and its encoding.
 
     Raises:

@@ -17,7 +17,7 @@ import yaml
 
 from serve_warm.app import WRAP
 from serve_warm.builder.app import Application
-from serve_warm.builder.proposals import Proposal, read_text
+from serve_warm.builder.proposals import Proposal, read_source
 from serve_warm.config import environment
 from serve_warm.errors import ConfigError
 
@@ -32,10 +32,10 @@ def propose_config(application: Application, path: Path, *, artifact: str | None
     """
     if application.is_from_file:
         path = Path(application.target)
-        text, encoding = read_text(path)
+        text, encoding = read_source(path)
         after = _change_config(application, text, artifact)
         return Proposal(path=path, before=text, after=after, encoding=encoding)
-    before = read_text(path)[0] if path.exists() else None
+    before = read_source(path)[0] if path.exists() else None
     return Proposal(path=path, before=before, after=_write_config(application, artifact))
 
 

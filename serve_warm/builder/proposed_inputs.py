@@ -20,7 +20,7 @@ from urllib.parse import quote
 from serve_warm.app import LEFT_ALONE
 from serve_warm.builder.app import Application
 from serve_warm.builder.check_inputs import list_handlers, runs_on_loop
-from serve_warm.builder.proposals import Proposal, read_text, split_lines
+from serve_warm.builder.proposals import Proposal, read_source, split_lines
 from serve_warm.builder.sample_values import UNKNOWN, code_of, sample_of, sample_of_schema
 from serve_warm.errors import ConfigError
 from serve_warm.private_apis.ray_serve import batch_size_of
@@ -48,7 +48,7 @@ def propose_inputs(application: Application) -> tuple[list[Proposal], list[str]]
     proposals = []
     for path, classes in found.items():
         try:
-            text, encoding = read_text(path)
+            text, encoding = read_source(path)
             after = text
             for users, inputs in classes:
                 after = _add_method(after, users, inputs)

@@ -68,11 +68,11 @@ def _lines_of(families: Sequence[Metric]) -> list[str]:
     """Return the samples in the text format of Prometheus, without the help of each metric."""
     from prometheus_client import CollectorRegistry, generate_latest
 
-    class Found(CollectorRegistry):
+    class Asked(CollectorRegistry):
         def collect(self) -> Iterator[Metric]:
             yield from families
 
-    text = generate_latest(Found()).decode()
+    text = generate_latest(Asked()).decode()
     return [line for line in text.split("\n") if line and not line.startswith("#")]
 
 

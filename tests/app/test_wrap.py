@@ -28,7 +28,7 @@ def answer() -> dict[str, Any]:
         ("unknown key", "unknown keys: artefact", "did you mean 'artifact'?"),
         ("builder's key", "unknown keys: scale", "belong into `args`"),
         ("no module", "app 'no_such_module:app' cannot be imported", "such as app:app"),
-        ("no attribute", "app 'wrapping_apps:missing' cannot be imported", "such as app:app"),
+        ("no attribute", "app 'wrapping_apps:missing' cannot be imported", "in wrapping_apps"),
         (
             "no application",
             "app 'wrapping_apps:Deployment' does not refer to an application",

@@ -98,7 +98,7 @@ OWNED = {
     "ray": {"app", "private_apis", "replica", "seats", "metrics", "builder"},
     "huggingface_hub": {"stores.hub", "stores.hub_client"},
     "obstore": {"stores.object_store"},
-    "prometheus_client": {"node_server"},
+    "prometheus_client": {"node_server", "cli.measuring"},
     "transformers": {"generation"},
 }
 

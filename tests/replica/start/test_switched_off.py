@@ -230,5 +230,5 @@ def test_a_disabled_compile_returns_its_target(
     assert type(found) in (nn.Linear, Blocks, type(double))
     if isinstance(found, Blocks):
         assert all(layer._compiled_call_impl is None for layer in found.layers)
-    [warning] = caplog.messages
-    assert "returns its target as it is" in warning
+    said = [each for each in caplog.messages if "returns its target as it is" in each]
+    assert len(said) == 1
