@@ -22,6 +22,7 @@ import torch
 
 from serve_warm._redaction import is_name
 from serve_warm.compiler import evidence
+from serve_warm.learn.known_calls import LONGEST_NAME, KnownCalls
 from serve_warm.learn.recorded import LONGEST, MODEL_THREAD, TENSOR, RecordedCall, class_name
 from serve_warm.learn.replayed import can_make
 from serve_warm.precompile import SESSION, NoEntry
@@ -31,6 +32,7 @@ from serve_warm.precompile.recording import (
     list_living,
     ordered_counts,
 )
+from serve_warm.private_apis.torch_c import is_any_autocast_enabled
 
 if TYPE_CHECKING:
     from serve_warm.precompile.recording import CallCounts, Use
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 is_inference_mode_enabled = torch.is_inference_mode_enabled
 is_grad_enabled = torch.is_grad_enabled
-is_autocast_enabled = torch.is_autocast_enabled
 # In this module, because a name of another one takes longer to look up, and each call does.
 
 MOST_ITEMS = 32
@@ -64,9 +65,6 @@ told here once, so one that was forgotten would be lost for good."""
 KINDS_SOON = 64
 """Number of kinds after which a new one is not written at once: a scanner brings many."""
 
-LONGEST_NAME = 64
-"""Maximum number of characters of a name in a key. Longer ones are not recorded."""
-
 LARGEST = 1 << 128
 """Integers of this size or larger are not recorded: no entry takes them."""
 
@@ -79,11 +77,20 @@ class _Tensor(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
+    is_inference: bool = False
+    has_attributes: bool = False
+    layout: torch.layout = torch.strided
+    is_lazy: bool = False
+    """Whether it is a conjugate or a negative that is not computed yet."""
 
     def __str__(self) -> str:
         """Return the text that `facts.names.describe_tensor` returns for the tensor."""
         dtype = str(self.dtype).removeprefix("torch.")
         return f"Tensor {dtype}{list(self.shape)} strides {list(self.stride)} on {self.device}"
+
+
+OF_MODES, OF_TENSOR = 3, len(_Tensor._fields)
+"""How many items of a key come from the modes of torch, and from each tensor."""
 
 
 class _Text(NamedTuple):
@@ -113,15 +120,16 @@ others. For a call with tensors alone, the key of its kind, which has all that i
 time to make."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Kind:
     counts: CallCounts
     arguments: Signature | Kept
     """The signature, of a kind that the dispatcher counts."""
-    modes: dict[str, bool]
     on_model_thread: bool
+    modes: dict[str, bool] | None = None
+    """None if the arguments have them, as those of a call with tensors alone do."""
     why_not: str = ""
-    """Why a replay could not make such a call."""
+    """Why a replay could not make such a call; empty, too, if only the arguments say so."""
     calls: int = 0
     """Calls that the dispatcher does not count."""
     before: int = 0
@@ -129,14 +137,21 @@ class _Kind:
     use: str = ""
     """How the dispatcher tells its calls from others (`call_counts.kind_of`)."""
 
+    def describe(self) -> tuple[dict[str, bool], str]:
+        """Return the modes of the calls, and why a replay could not make one, if that is known."""
+        if self.modes is None and isinstance(self.arguments, tuple):
+            return _modes_of(self.arguments), _why_not_of(self.arguments)
+        return self.modes or {}, self.why_not
+
     def signature(self) -> Signature:
         """Return the signature of the calls.
 
         Raises:
             NoEntry: a replay could not make such a call.
         """
-        if self.why_not:
-            raise NoEntry(self.why_not)
+        _, why_not = self.describe()
+        if why_not:
+            raise NoEntry(why_not)
         signature = _signature(self.arguments)
         if len(signature.structure) > LONGEST:
             raise NoEntry(TOO_LONG)
@@ -187,6 +202,8 @@ class Recorder:
         self.is_recording = False
         """Whether calls count. Replays before READY do not."""
         self._kinds: dict[tuple[object, ...], _Kind] = {}
+        self._known = KnownCalls[_Kind](KINDS_KEPT)
+        """Kinds of `_kinds`, which a call finds here before its key is made."""
         self._counted: dict[tuple[object, ...], _Kind] = {}
         """The kinds that dispatchers count."""
         self._replayed = Counter[tuple[int, str]]()
@@ -218,7 +235,7 @@ class Recorder:
                 kind.before = kind.total(counted)
         self.is_recording = True
 
-    def note(  # noqa: C901 - the hot path
+    def note(
         self, counts: CallCounts, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
         """Count a call that the dispatcher does not count."""
@@ -227,23 +244,9 @@ class Recorder:
         if evidence.current is not None and evidence.is_replay():  # an update proves again
             return
         try:
-            parts: list[object] = [id(counts), is_inference_mode_enabled(), is_grad_enabled()]
-            inner: list[int] = []
-            for value in args:
-                parts += _metadata(value) if type(value) is Tensor else (_key(value, inner),)
-            for name in kwargs:
-                parts += (_short(name), _key(kwargs[name], inner))
-            if inner or (len(args) > 1 and len({*map(id, args)}) < len(args)):
-                inner += [id(each) for each in args if type(each) is Tensor]
-                if len({*inner}) < len(inner):
-                    parts.append(SAME_TENSOR)
-            casts = is_autocast_enabled("cpu") or is_autocast_enabled("cuda")
-            if casts:
-                parts.append(AUTOCAST)
-            key = tuple(parts)
-            kind = self._kinds.get(key)
+            kind = self._known.find(id(counts), args, kwargs)
             if kind is None:
-                kind = self._note_new(counts, args, kwargs, key, casts=casts)
+                kind = self._look(counts, args, kwargs)
             kind.calls += 1
             kinds = reached.get()
             kinds = self.others if kinds is None else kinds
@@ -252,28 +255,50 @@ class Recorder:
         except Exception:  # noqa: BLE001 - an argument's own methods may raise anything
             self._strange += 1
 
+    def _look(
+        self, counts: CallCounts, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> _Kind:
+        """Return the kind of a call by all that tells kinds apart."""
+        key_parts: list[object] = [id(counts), is_inference_mode_enabled(), is_grad_enabled()]
+        inner: list[int] = []
+        for value in args:
+            key_parts += _metadata(value) if type(value) is Tensor else (_key(value, inner),)
+        for name in kwargs:
+            key_parts += (_short(name), _key(kwargs[name], inner))
+        if inner or (len(args) > 1 and len({*map(id, args)}) < len(args)):
+            inner += [id(each) for each in args if type(each) is Tensor]
+            if len({*inner}) < len(inner):
+                key_parts.append(SAME_TENSOR)
+        if is_any_autocast_enabled():
+            key_parts.append(AUTOCAST)
+        key = tuple(key_parts)
+        kind = self._kinds.get(key)
+        if kind is None:
+            return self._note_new(counts, args, kwargs, key)
+        with self._lock:
+            if self._kinds.get(key) is kind:  # else its calls would be lost
+                self._known.add(id(counts), args, kwargs, kind)
+        return kind
+
     def _note_new(
         self,
         counts: CallCounts,
         args: Sequence[object],
         kwargs: Mapping[str, object],
         key: tuple[object, ...],
-        *,
-        casts: bool,
     ) -> _Kind:
-        kept, tensors = _kept(args, kwargs, key)
-        why_not = AUTOCAST if casts else _why_not(tensors)
-        modes = {
-            "inference_tensors": any(each.is_inference() for each in tensors),
-            "inference_mode": bool(key[1]),
-            "grad_mode": bool(key[2]),
-        }
-        if len(tensors) != len(args) and _count_items(kept) > MOST_IN_ALL:
+        if not kwargs and all(type(each) is Tensor for each in args):  # as in most calls
+            return self._add(key, _Kind(counts, key, _is_model_thread()))
+        kept = tuple(map(_keep, args)), _keep(dict(kwargs))
+        tensors = _tensors_in(args, kwargs)
+        why_not = AUTOCAST if key[-1] is AUTOCAST else _why_not(tensors)
+        modes = _modes(any(each.is_inference() for each in tensors))
+        if _count_items(kept) > MOST_IN_ALL:
             # All such calls are one kind, because the key would be as large as what is kept.
             key, kept, why_not = (id(counts), MANY), ((), {}), MANY
             if key in self._kinds:
                 return self._kinds[key]
-        return self._add(key, _Kind(counts, kept, modes, _is_model_thread(), why_not))
+        return self._add(key, _Kind(counts, kept, _is_model_thread(), modes, why_not))
 
     def note_kind(
         self,
@@ -290,7 +315,7 @@ class Recorder:
         why_not = _why_not_kept(signature.structure)
         if why_not:
             signature = Signature(structure="", tensors=())
-        made = _Kind(counts, signature, modes, _is_model_thread(), why_not, use=use[3])
+        made = _Kind(counts, signature, _is_model_thread(), modes, why_not, use=use[3])
         with self._lock:
             if len(self._counted) >= COUNTED_KEPT:
                 living, counted = list_living(), _DispatcherCounts(self._replayed)
@@ -343,7 +368,7 @@ class Recorder:
                 number=numbers[id(kind.counts)],
                 structure=signature.structure,
                 tensors=signature.tensors,
-                modes=kind.modes,
+                modes=kind.describe()[0],
                 on_model_thread=kind.on_model_thread,
                 calls=total,
             )
@@ -365,6 +390,7 @@ class Recorder:
                 by_calls = sorted(self._kinds.items(), key=lambda item: -item[1].calls)
                 kept = KINDS_KEPT // 2
                 self._kinds = dict(by_calls[:kept])
+                self._known.clear()
                 self._forgotten += sum(each.calls for _, each in by_calls[kept:])
             self._say_new(len(self._kinds))
             return self._kinds.setdefault(key, kind)
@@ -375,10 +401,9 @@ class Recorder:
 
 
 def _metadata(value: torch.Tensor) -> tuple[object, ...]:
-    """Return all that `_Tensor`, the modes and `_why_not` need, or a first call decides for others.
+    """Return the fields of `_Tensor`: all on which a replay depends, as each call has its own.
 
-    It begins with a `torch.Size`, as no other part of a key does, and then has the fields of
-    `_Tensor` in their order.
+    They begin with a `torch.Size`, as no other part of a key does.
     """
     dtype = value.dtype
     return (
@@ -388,9 +413,9 @@ def _metadata(value: torch.Tensor) -> tuple[object, ...]:
         value.device,
         value.requires_grad,
         value.is_inference(),
-        not value.__dict__,
+        bool(value.__dict__),
         value.layout,
-        dtype.is_complex and value.is_conj(),
+        value.is_neg() or (dtype.is_complex and value.is_conj()),
     )
 
 
@@ -447,16 +472,6 @@ _VALUES = frozenset({int, float, bool, type(None), torch.dtype})
 """Classes of arguments whose values are recorded."""
 
 
-def _kept(
-    args: Sequence[object], kwargs: Mapping[str, object], key: tuple[Any, ...]
-) -> tuple[Kept, Sequence[torch.Tensor]]:
-    """Return what is kept of the arguments of a new kind of call, and the tensors in them."""
-    tensors = [each for each in args if type(each) is Tensor]
-    if len(tensors) == len(args) and not kwargs:
-        return key, tensors  # most calls: it has all that is kept
-    return (tuple(map(_keep, args)), _keep(dict(kwargs))), _tensors_in(args, kwargs)
-
-
 def _count_items(kept: Any) -> int:
     if type(kept) is dict:
         return len(kept) + sum(map(_count_items, kept.values()))
@@ -511,15 +526,34 @@ def _signature(arguments: Signature | Kept) -> Signature:
     return Signature(structure=structure, tensors=tuple(map(str, kept)))
 
 
-def _tensors_of(key: tuple[Any, ...]) -> tuple[_Tensor, ...]:
+def _tensors_of(key: tuple[Any, ...]) -> list[_Tensor]:
     """Return the tensors in the key of a call with tensors alone, which begins with its modes."""
-    fields = len(_Tensor._fields)
     starts = range(OF_MODES, len(key) - OF_TENSOR + 1, OF_TENSOR)
-    return tuple(_Tensor._make(key[at : at + fields]) for at in starts)
+    return [_Tensor._make(key[at : at + OF_TENSOR]) for at in starts]
 
 
-OF_MODES, OF_TENSOR = 3, 9
-"""How many items of a key come from the modes of torch, and from each tensor."""
+def _modes_of(key: tuple[Any, ...]) -> dict[str, bool]:
+    """Return the modes of a call with tensors alone, by its key."""
+    return {
+        "inference_tensors": any(each.is_inference for each in _tensors_of(key)),
+        "inference_mode": key[1],
+        "grad_mode": key[2],
+    }
+
+
+def _why_not_of(key: tuple[Any, ...]) -> str:
+    """Return why a replay could not make a call with tensors alone, by its key."""
+    if key[-1] in (AUTOCAST, SAME_TENSOR):
+        return str(key[-1])
+    tensors = _tensors_of(key)
+    if len({each.is_inference for each in tensors}) > 1:
+        return "some tensors are made in inference mode, and others are not"
+    for each in tensors:
+        if each.has_attributes:
+            return "a tensor has attributes of its own, as those of mark_dynamic"
+        if each.layout != torch.strided or each.is_lazy:
+            return "a tensor is sparse, or a lazy conjugate or negative"
+    return ""
 
 
 def _as_argument(kept: Any, tensors: list[_Tensor]) -> Any:

@@ -104,6 +104,10 @@ def without_functions() -> AbstractContextManager[None]:
     return torch._C.DisableTorchFunction()
 
 
+is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""Returns whether autocast is on for any kind of device. Takes 0.1 µs."""
+
+
 # Tensors -----------------------------------------------------------------------------------------
 
 
