@@ -378,6 +378,8 @@ class LearnedCalls:
     """Number of recorded calls from which the plan was made."""
     share: float
     """Share of these calls that have a kind in the plan, from 0 to 1."""
+    any_size: tuple[str, ...] = ()
+    """The axes whose sizes vary, and for which there is code for any size."""
 
     def text(self) -> str:
         """Return a line for a log or a terminal."""
@@ -386,9 +388,10 @@ class LearnedCalls:
             if self.requests
             else ""
         )
+        any_size = f"; any size of {'; '.join(self.any_size)}" if self.any_size else ""
         return (
             f"learned: {self.proven} of {self.kinds} kinds of calls proven at their callables, "
-            f"{self.share:.0%} of {self.calls} recorded calls{requests}"
+            f"{self.share:.0%} of {self.calls} recorded calls{requests}{any_size}"
         )
 
 

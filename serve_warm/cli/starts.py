@@ -446,9 +446,11 @@ def _show_plan(planned: Mapping[str, Any] | None, replayed: Mapping[str, Any] | 
             f"replays {replayed['kinds']}; their code answers {replayed['share']:.0%} of "
             f"{replayed['calls']} recorded calls"
         )
+        for text in replayed["any_size"]:
+            click.echo(f"  any size    {screen.show_line(text)}")
         click.echo(
-            "  other       a size that is not in the plan may compile while users wait; with "
-            "after_ready: eager, uncompiled code answers it"
+            f"  other       {'any other' if replayed['any_size'] else 'a'} size that is not in the "
+            "plan may compile while users wait; with after_ready: eager, uncompiled code answers it"
         )
 
 

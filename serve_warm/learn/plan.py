@@ -65,6 +65,13 @@ class InputPlan:
     def _planned(self) -> int:
         return sum(each.calls for each in self.calls) + self.covered
 
+    def open_axes(self) -> list[str]:
+        """Return the axes for which there is code for any size, as text."""
+        axes = {
+            (each.callable, tensor, axis) for each in self.calls for tensor, axis in each.any_size
+        }
+        return [f"axis {axis} of tensor {tensor} of {name}" for name, tensor, axis in sorted(axes)]
+
     def most_frequent(self, most: int) -> InputPlan:
         """Return the plan of this many kinds of calls. It says how many calls it leaves out."""
         places = sorted(range(len(self.calls)), key=lambda place: -self.calls[place].calls)

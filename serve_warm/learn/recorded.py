@@ -69,6 +69,9 @@ class RecordedCall:
     on_model_thread: bool = False
     """Whether the replica's model thread made the call."""
     calls: int = 0
+    any_size: tuple[tuple[int, int], ...] = ()
+    """Axes, as the number of a tensor and of its axis, that shall be open in the code for this call
+    (`learn.any_size`). In an artifact, they are."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -108,6 +111,7 @@ class RecordedCall:
             "modes": dict(self.modes),
             **({"on_model_thread": True} if self.on_model_thread else {}),
             "calls": self.calls,
+            **({"any_size": [list(each) for each in self.any_size]} if self.any_size else {}),
         }
 
     @classmethod
@@ -119,12 +123,12 @@ class RecordedCall:
         """
         if not isinstance(data, Mapping):
             raise ConfigError(f"a recorded call is {type(data).__name__}, not a mapping")
-        known = {"callable", "number", "structure", "tensors", "modes", "on_model_thread", "calls"}
-        if unknown := sorted(map(str, data.keys() - known)):
+        if unknown := sorted(map(str, data.keys() - KEYS)):
             raise ConfigError(f"a recorded call has unknown keys: {', '.join(unknown)}")
         name, structure = data.get("callable"), data.get("structure")
         tensors, modes = data.get("tensors"), data.get("modes", {})
         number, calls = data.get("number", 0), data.get("calls", 0)
+        any_size = data.get("any_size", [])
         is_right = (
             isinstance(name, str)
             and isinstance(structure, str)
@@ -134,6 +138,8 @@ class RecordedCall:
             and isinstance(modes, Mapping)
             and all(isinstance(k, str) and isinstance(v, bool) for k, v in modes.items())
             and all(type(each) is int and 0 <= each < MOST_CALLS for each in (number, calls))
+            and isinstance(any_size, list)
+            and all(_is_axis(each, len(tensors)) for each in any_size)
         )
         if not is_right:
             raise ConfigError(
@@ -148,7 +154,31 @@ class RecordedCall:
             modes=dict(modes),
             on_model_thread=bool(data.get("on_model_thread")),
             calls=calls,
+            any_size=tuple((tensor, axis) for tensor, axis in any_size),
         )
+
+
+KEYS = frozenset(
+    {
+        *("callable", "number", "structure", "tensors", "modes", "on_model_thread", "calls"),
+        "any_size",
+    }
+)
+"""What `RecordedCall.from_json` reads."""
+
+
+def _is_axis(given: object, tensors: int) -> bool:
+    return (
+        isinstance(given, list)
+        and len(given) == 2
+        and all(type(each) is int and each >= 0 for each in given)
+        and given[0] < tensors
+        and given[1] < MOST_AXES
+    )
+
+
+MOST_AXES = 64
+"""A tensor has fewer axes."""
 
 
 def arguments_of(

@@ -16,7 +16,13 @@ import torch
 from serve_warm._redaction import describe_error, excerpt
 from serve_warm.errors import InputError
 from serve_warm.learn.recorded import SHOWN, TENSOR, NotRepeatable, RecordedCall, arguments_of
-from serve_warm.precompile.recording import Dispatcher, find_callables, own_buffers
+from serve_warm.precompile import SESSION
+from serve_warm.precompile.recording import (
+    Dispatcher,
+    find_callables,
+    open_axis,
+    own_buffers,
+)
 
 SEED = 0
 """Seed of the random values in floating-point tensors."""
@@ -53,7 +59,8 @@ class ReplayedCall:
                 self._answer(dispatcher)
 
     def _answer(self, dispatcher: Dispatcher) -> None:
-        error = self._try(dispatcher)
+        any_size = SESSION.being_built is not None and dispatcher.arguments.get("dynamic") is None
+        error = self._try(dispatcher, any_size=any_size)
         if error is None:
             return
         # If only compiled code fails, then not the plan is wrong, but the artifact.
@@ -61,19 +68,20 @@ class ReplayedCall:
         if whole == self._whole:
             raise error
         self._whole = whole
-        self._make(dispatcher)
+        self._make(dispatcher, any_size=any_size)
 
-    def _try(self, function: Callable[..., object]) -> Exception | None:
+    def _try(self, function: Callable[..., object], *, any_size: bool = False) -> Exception | None:
         try:
-            self._make(function)
+            self._make(function, any_size=any_size)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             return error
         return None
 
-    def _make(self, function: Callable[..., object]) -> None:
+    def _make(self, function: Callable[..., object], *, any_size: bool = False) -> None:
+        """Make the call; with `any_size`, let a build make code for all sizes of its open axes."""
         modes = self._call.modes
         with torch.inference_mode(modes.get("inference_tensors", False)):
-            args, kwargs = make_arguments(self._call, self._whole)
+            args, kwargs = make_arguments(self._call, self._whole, any_size=any_size)
         with (
             torch.inference_mode(modes.get("inference_mode", False)),
             torch.set_grad_enabled(modes.get("grad_mode", False)),
@@ -208,16 +216,21 @@ def _named_by(function: types.FunctionType) -> Iterator[object]:
             yield function.__globals__[name]
 
 
-def make_arguments(call: RecordedCall, whole: int = 0) -> tuple[list[Any], dict[str, Any]]:
+def make_arguments(
+    call: RecordedCall, whole: int = 0, *, any_size: bool = False
+) -> tuple[list[Any], dict[str, Any]]:
     """Return new arguments for a call: the recorded structure, with tensors of its metadata.
 
-    `whole` is the value in tensors of whole numbers.
+    `whole` is the value in tensors of whole numbers. With `any_size`, the tensors tell torch which
+    of their axes are open.
 
     Raises:
         ValueError: the structure has anything that a recorder never writes.
     """
     noise = torch.Generator().manual_seed(SEED)
     tensors = [make_tensor(each, noise, whole) for each in call.tensors]
+    for tensor, axis in call.any_size if any_size else ():
+        open_axis(tensors[tensor], axis)
     return arguments_of(call.structure, tensors, _of_torch)
 
 

@@ -10,6 +10,7 @@ from serve_warm.precompile.calls.signature import Signature, describe_structure
 from serve_warm.precompile.dispatch.call_counts import CallCounts, Use
 from serve_warm.precompile.dispatch.dispatcher import Dispatcher
 from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.private_apis.dynamo import open_axis
 from serve_warm.private_apis.nn_module import own_buffers
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "describe_structure",
     "find_callables",
     "list_living",
+    "open_axis",
     "ordered_counts",
     "own_buffers",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -157,6 +157,25 @@ def compile_lock() -> AbstractContextManager[object]:
 def import_dynamo() -> None:
     """Import Dynamo. If another thread is importing it, wait for that thread."""
     import torch._dynamo  # noqa: F401
+
+
+OPEN_AXES = "_dynamo_weak_dynamic_indices"
+"""Attribute of a tensor with the axes that `torch._dynamo.maybe_mark_dynamic` opened."""
+
+
+def open_axis(tensor: torch.Tensor, axis: int) -> None:
+    """Let torch make code for any size of an axis, unless the model needs this very size."""
+    import torch._dynamo
+
+    torch._dynamo.maybe_mark_dynamic(tensor, axis)
+
+
+def close_axes(tensors: Iterable[torch.Tensor]) -> bool:
+    """Undo `open_axis`. Return whether any axis was open."""
+    opened = [each for each in tensors if hasattr(each, OPEN_AXES)]
+    for each in opened:
+        delattr(each, OPEN_AXES)
+    return bool(opened)
 
 
 # Compiled modules and callables -------------------------------------------------------------------

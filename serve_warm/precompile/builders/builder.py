@@ -118,6 +118,8 @@ class EntryBuilder:
         self._failed: dict[tuple[object, ...], dict[str, str]] = {}
         """For each call, maps the modules' plain values to the reason why an attempt failed."""
         self._first = dispatcher.first_calls
+        self._opens = True
+        """Whether calls with open axes may get code for any size. Not after an attempt failed."""
         self._advice: str | None = None
         """Advice on which parts to compile if torch cannot trace the whole callable."""
 
@@ -231,6 +233,20 @@ class EntryBuilder:
         raise NotYet
 
     def _compile(self, call: NewCall, pending: PendingEntry | None) -> tuple[CompiledCall, Entry]:
+        """Return the code and the entry for a call, with its open axes if that works."""
+        if not self._opens:
+            dynamo.close_axes(call.tensors)
+        try:
+            return self._compile_as_marked(call, pending)
+        except NoEntry:
+            if not dynamo.close_axes(call.tensors):
+                raise
+            self._opens = False
+            return self._compile_as_marked(call, None)
+
+    def _compile_as_marked(
+        self, call: NewCall, pending: PendingEntry | None
+    ) -> tuple[CompiledCall, Entry]:
         """Return the code and the entry for a call, at the highest requested level that works."""
         # Shapes are static by default: torch's own default, None, is neither static nor dynamic.
         arguments = {"dynamic": False, **self._arguments}

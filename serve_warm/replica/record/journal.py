@@ -171,7 +171,13 @@ class Journal:
         return all(each.name in self.planned.names for each in self.inputs)
 
     def note_plan(
-        self, names: Collection[str], requests: Collection[str], *, calls: int, share: float
+        self,
+        names: Collection[str],
+        requests: Collection[str],
+        *,
+        calls: int,
+        share: float,
+        any_size: Sequence[str] = (),
     ) -> None:
         """Record which inputs come from a plan, and from how many calls it was made.
 
@@ -184,6 +190,7 @@ class Journal:
             requests=len(requests),
             calls=calls,
             share=share,
+            any_size=tuple(any_size),
         )
 
     def note_fingerprint(self, fingerprint: Fingerprint) -> None:

@@ -48,6 +48,8 @@ class Packed(NamedTuple):
     """What answered the calls of each input; empty without compiled callables."""
     with_entries: frozenset[object]
     """Code of the callables of which entries have answered calls."""
+    open_entries: frozenset[int]
+    """Ids of the entries for any size of some axes."""
 
 
 async def pack(
@@ -69,6 +71,7 @@ async def pack(
     entries: dict[str, Mapping[str, bytes]] = {}
     answered_by: dict[str, AnsweredBy] = {}
     with_entries: frozenset[object] = frozenset()
+    open_entries: frozenset[int] = frozenset()
     if SESSION.has_callables():
         with building(accept_torch_source=accept_torch_source) as build:
             kinds = {(use.callable, use.call) for use in SESSION.uses()}
@@ -93,6 +96,7 @@ async def pack(
             build.refuse_pending()
             with_entries = frozenset(build.with_entries)
         table = build.table
+        open_entries = table.open_entries()
         for level, name in LEVEL_PARTS.items():
             if table.has_entries(level):
                 entries[name] = table.to_files(level)
@@ -100,7 +104,8 @@ async def pack(
         if accepted := build.torch_source.accepted():
             facts[ACCEPTED] = accepted
     say("packing the caches")
-    return Packed(pack_parts(cache_directory, entries), facts, answered_by, with_entries)
+    parts = pack_parts(cache_directory, entries)
+    return Packed(parts, facts, answered_by, with_entries, open_entries)
 
 
 class _Steps:

@@ -237,9 +237,11 @@ class Preparation(StartStep):
     def _read_plan(self) -> InputPlan | None:
         if self._config.plan is None:
             return None
+        from serve_warm.learn.any_size import open_axes
         from serve_warm.learn.plan import read_plan
 
-        return read_plan(self._config.plan)
+        plan = read_plan(self._config.plan)
+        return replace(plan, calls=tuple(open_axes(plan.calls)))
 
     def with_plan(self, declared: Sequence[Input], plan: InputPlan | None) -> Sequence[Input]:
         """Return the declared inputs, and then one for each kind of call of a plan."""
@@ -259,7 +261,11 @@ class Preparation(StartStep):
         names = [each.name for each in inputs[len(declared) :]]
         self._journal.note_inputs(inputs)
         self._journal.note_plan(
-            names, names[: len(requests)], calls=plan.recorded, share=plan.share
+            names,
+            names[: len(requests)],
+            calls=plan.recorded,
+            share=plan.share,
+            any_size=plan.open_axes(),
         )
         return inputs
 

@@ -520,6 +520,9 @@ class Warmup:
             return {}
         if packed.answered_by and self._proof.ranks.size == 1:
             plan = self._reduced(plan, packed)
+        else:
+            calls = tuple(dataclasses.replace(each, any_size=()) for each in plan.calls)
+            plan = dataclasses.replace(plan, calls=calls)
         values = {VALUES: len(plan.requests)} if plan.requests else {}
         return {PLAN: plan.to_json(), **values}
 
@@ -564,8 +567,17 @@ class Warmup:
             ]
 
         declared = (codes_of(each) for each in answered_by if each not in planned.names)
+        are_open = (
+            bool(answered_by[name].entries & packed.open_entries)
+            for name in answered_by
+            if name in planned.calls
+        )
+        calls = tuple(
+            call if is_open else dataclasses.replace(call, any_size=())
+            for call, is_open in zip(plan.calls, are_open, strict=True)
+        )
         return reduce_plan(
-            plan,
+            dataclasses.replace(plan, calls=calls),
             found(planned.calls),
             requests=found(planned.requests),
             declared=frozenset().union(*declared),

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,13 +16,17 @@ import torch
 
 import serve_warm
 from compiled import double, fresh
-from levels import forget_callables
+from levels import forget_callables, served, started
+from serve_warm.artifact.archive import unpack_directory
 from serve_warm.errors import ConfigError, NotProven, WarmupFailed
 from serve_warm.inputs import Input
 from serve_warm.learn.plan import InputPlan
 from serve_warm.learn.recorded import RecordedCall
 from serve_warm.learn.recorder import Recorder
+from serve_warm.precompile.builders.builder import EntryBuilder
 from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.facts.no_entry import NoEntry
+from serve_warm.private_apis import dynamo
 from serve_warm.report import LearnedCalls, Stage
 from starts import StandIn, failed, offer, process, store_fixture, warm_up  # noqa: F401 - fixtures
 
@@ -247,6 +252,82 @@ def test_calls_with_an_entry_each_are_all_replayed():
     plan, facts = packed_plan(replica, *(call(size) for size in SIZES))
     assert {each["level"] for each in facts["entries"]} == {2}
     assert len(plan.calls) == len(SIZES)
+
+
+def mixed(x: torch.Tensor) -> torch.Tensor:
+    return x * 3 if x.shape[0] < 16 else x.sum(dim=0, keepdim=True)
+
+
+IN_INFERENCE = {"inference_mode": True}
+
+
+def built(function: Any, folder: Path, *sizes: int) -> tuple[InputPlan, dict[str, Any], Wrapped]:
+    """Build with the sizes, and load the entries as a fresh process does."""
+    replica = Wrapped()
+    replica.owner.model = serve_warm.compile(function)
+    name = replica.owner.model._serve_warm.name
+    calls = [call(size, of=name, modes=IN_INFERENCE) for size in sizes]
+    start = warm_up(replica, plan=json.dumps(InputPlan(calls=tuple(calls)).to_json()))
+    parts, facts = asyncio.run(start.pack())
+    (folder / "entries").mkdir(mode=0o700)
+    unpack_directory(io.BytesIO(parts["precompiled"]), folder / "entries")
+    return InputPlan.from_json(facts["plan"], source="artifact"), dict(facts), replica
+
+
+@pytest.mark.slow
+def test_sizes_that_no_traffic_had_are_warm(tmp_path: Path):
+    """Torch's own default: code for the sizes that came first, and code for any other."""
+    plan, facts, replica = built(fresh(double), tmp_path, *range(40, 1, -1))
+    assert len(facts["entries"]) == 5
+    assert len(plan.calls) == 5
+    assert plan.open_axes() == [f"axis 0 of tensor 0 of {plan.calls[0].callable}"]
+    assert plan.share == 1.0
+    with torch.inference_mode(), started(tmp_path / "entries"):
+        for size in (2, 39, 41, 100, 4096):
+            given = torch.ones(size)
+            result = served(lambda given=given: replica.owner.model(given))
+            assert (result.level, torch.equal(result.value, double(given))) == (2, True)
+        assert served(lambda: replica.owner.model(torch.ones(1))).level == 1, "1 is another code"
+
+
+@pytest.mark.slow
+def test_each_branch_of_a_model_takes_any_of_its_sizes(tmp_path: Path):
+    plan, _, replica = built(fresh(mixed), tmp_path, *range(30, 1, -1))
+    assert len(plan.open_axes()) == 1
+    assert sum(bool(each.any_size) for each in plan.calls) == 2
+    with torch.inference_mode(), started(tmp_path / "entries"):
+        for size in (2, 15, 16, 99):
+            assert served(lambda size=size: replica.owner.model(torch.ones(size))).level == 2
+
+
+@pytest.mark.slow
+def test_where_code_for_any_size_cannot_be_made_each_size_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It is tried once: each attempt takes as long as an entry."""
+    tried, compile_ = [], EntryBuilder._compile_as_marked
+
+    def refuse(self: EntryBuilder, call: Any, pending: Any) -> Any:
+        if hasattr(call.tensors[0], dynamo.OPEN_AXES):
+            tried.append(call)
+            raise NoEntry("its results differ")
+        return compile_(self, call, pending)
+
+    monkeypatch.setattr(EntryBuilder, "_compile_as_marked", refuse)
+    plan, facts, _ = built(fresh(double), tmp_path, 9, 8, 7, 6, 5, 4)
+    assert [each["level"] for each in facts["entries"]] == [2] * 6
+    assert (len(plan.calls), plan.open_axes(), len(tried)) == (6, [], 1)
+
+
+@pytest.mark.slow
+def test_sizes_that_an_application_fixed_are_not_opened(tmp_path: Path):
+    replica = Wrapped()
+    replica.owner.model = serve_warm.compile(fresh(double), dynamic=False)
+    plan, facts = packed_plan(
+        replica, *(call(size, modes=IN_INFERENCE) for size in range(9, 2, -1))
+    )
+    assert len(facts["entries"]) == 7
+    assert plan.open_axes() == []
 
 
 @pytest.mark.slow

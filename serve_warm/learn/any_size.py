@@ -1,0 +1,102 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the axes on which the calls of a plan have several sizes, so that a build opens them.
+
+torch.compile, unless it is told otherwise, compiles for the first size that it sees, and for any
+size at the second. A plan names the sizes of some traffic, and the next request has another one. So
+a build makes code for the most frequent sizes, and code that takes any size for all others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from operator import attrgetter
+
+from serve_warm.learn.plan import size_of
+from serve_warm.learn.recorded import TENSOR, RecordedCall
+
+MOST_OF_THEIR_OWN = 4
+"""Maximum number of sizes that get code of their own, beside the code for any size: it is the
+fastest, but takes seconds in a build, and some milliseconds at each start."""
+
+
+def open_axes(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
+    """Return the calls in the order in which a build makes code for them.
+
+    Calls that differ only in sizes belong together. First come the most frequent ones, and then the
+    others, with the axes for which the build tries to make code for any size (`any_size`). Most of
+    these find that code, and need none of their own.
+    """
+    groups: dict[tuple[object, ...], list[RecordedCall]] = {}
+    for each in calls:
+        groups.setdefault(_form(each), []).append(each)
+    opened = [each for group in groups.values() for each in _opened(group)]
+    known = {each.key for each in opened}
+    return [*(each for each in calls if each.key not in known), *opened]
+
+
+def _opened(group: Sequence[RecordedCall]) -> list[RecordedCall]:
+    """Return the calls for which code for any size is tried, in order, with their open axes."""
+    sizes = {each.key: _sizes_of(each) for each in group}
+    by_tensor = zip(*sizes.values(), strict=True)
+    axes = tuple(
+        (tensor, axis)
+        for tensor, several in enumerate(by_tensor)
+        for axis, found in enumerate(zip(*several, strict=True))
+        if len({*found}) > 1
+    )
+
+    def values(call: RecordedCall) -> list[int]:
+        return [sizes[call.key][tensor][axis] for tensor, axis in axes]
+
+    # torch always makes code of their own for the sizes 0 and 1.
+    can_open = [each for each in group if axes and min(values(each)) > 1]
+    by_calls = sorted(group, key=attrgetter("calls"), reverse=True)
+    own = {each.key for each in by_calls[:MOST_OF_THEIR_OWN]}
+    opened = [each for each in can_open if each.key not in own]
+    if can_open and not opened:  # the code for any size needs one: the rarest loses least
+        opened = [min(can_open, key=attrgetter("calls"))]
+    # torch takes sizes that are equal in its first call to be equal in all.
+    opened.sort(key=lambda each: (len({*values(each)}), size_of(each)), reverse=True)
+    return [dataclasses.replace(each, any_size=axes) for each in opened]
+
+
+def _form(call: RecordedCall) -> tuple[object, ...]:
+    """Return what is equal in calls that differ only in sizes."""
+    forms = []
+    for text in call.tensors:
+        found = TENSOR.fullmatch(text)
+        if found is None:
+            return (id(call),)
+        sizes, strides = (_numbers(found[each]) for each in ("sizes", "strides"))
+        is_dense = strides == _dense_strides(sizes)
+        forms.append(
+            (
+                found["class"],
+                found["dtype"],
+                found["device"],
+                len(sizes),
+                () if is_dense else tuple(strides),
+            )
+        )
+    modes = tuple(sorted(call.modes.items()))
+    return call.callable, call.number, call.structure, modes, call.on_model_thread, tuple(forms)
+
+
+def _sizes_of(call: RecordedCall) -> list[list[int]]:
+    found = (TENSOR.fullmatch(each) for each in call.tensors)
+    return [_numbers(each["sizes"]) for each in found if each is not None]
+
+
+def _dense_strides(sizes: Sequence[int]) -> list[int]:
+    strides, step = list[int](), 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= max(size, 1)
+    return strides[::-1]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in re.findall(r"\d+", text)]

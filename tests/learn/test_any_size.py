@@ -1,0 +1,138 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which calls of a plan a build opens, and in which order it makes code for them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from serve_warm.errors import ConfigError
+from serve_warm.learn.any_size import MOST_OF_THEIR_OWN, open_axes
+from serve_warm.learn.recorded import RecordedCall
+from serve_warm.learn.replayed import make_arguments
+
+
+def call(*shapes: tuple[int, ...], calls: int = 1, **fields: object) -> RecordedCall:
+    tensors = tuple(
+        f"Tensor float32[{', '.join(map(str, shape))}] strides "
+        f"{list(torch.empty(shape).stride())} on cpu"
+        for shape in shapes
+    )
+    structure = ", ".join(f"t{number}" for number in range(len(shapes)))
+    given = {"callable": "app.Model", "structure": structure, **fields}
+    return RecordedCall(tensors=tensors, calls=calls, **given)  # type: ignore[arg-type]
+
+
+def sizes(calls: list[RecordedCall]) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
+    found = []
+    for each in calls:
+        shapes = [text[text.index("[") : text.index("]") + 1] for text in each.tensors]
+        found.append((", ".join(shapes), each.any_size))
+    return found
+
+
+def test_of_two_sizes_one_is_open():
+    """As torch.compile does it: the frequent one gets code of its own, and the other opens."""
+    made = open_axes([call((8, 4), calls=9), call((2, 4))])
+    assert sizes(made) == [("[8, 4]", ()), ("[2, 4]", ((0, 0),))]
+
+
+def test_most_sizes_need_no_code_of_their_own():
+    made = open_axes([call((size, 4), calls=size) for size in range(30, 1, -1)])
+    assert sizes(made[:MOST_OF_THEIR_OWN]) == [(f"[{size}, 4]", ()) for size in (30, 29, 28, 27)]
+    assert [each.any_size for each in made[MOST_OF_THEIR_OWN:]] == [((0, 0),)] * 25
+    assert sizes(made)[4][0] == "[26, 4]", "the largest first"
+
+
+def test_a_size_of_one_gets_code_of_its_own():
+    made = open_axes([call((8, 4), calls=1), call((1, 4), calls=9)])
+    assert sizes(made) == [("[1, 4]", ()), ("[8, 4]", ((0, 0),))]
+    made = open_axes([call((0, 4)), call((1, 4))])
+    assert sizes(made) == [("[0, 4]", ()), ("[1, 4]", ())]
+
+
+def test_sizes_that_differ_in_a_call_come_first():
+    """Torch takes sizes that are equal in its first call to be equal in all."""
+    shapes = [(9, 9), (8, 8), (7, 5), (6, 6), (5, 5), (4, 4), (3, 3)]
+    calls = [call(shape, calls=number) for number, shape in enumerate(shapes)]
+    made = open_axes(calls)
+    assert sizes(made)[MOST_OF_THEIR_OWN:] == [
+        (f"[{a}, {b}]", ((0, 0), (0, 1))) for a, b in ((7, 5), (9, 9), (8, 8))
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        call((2, 4), callable="app.Other"),
+        call((2, 4), number=1),
+        call((2, 4), (3,)),
+        call((2, 4, 1)),
+        call((2, 4), modes={"grad_mode": True}),
+        call((2, 4), on_model_thread=True),
+        RecordedCall(
+            callable="app.Model",
+            structure="t0",
+            tensors=("Tensor int64[2, 4] strides [4, 1] on cpu",),
+        ),
+        RecordedCall(
+            callable="app.Model",
+            structure="t0",
+            tensors=("Tensor float32[2, 4] strides [1, 2] on cpu",),
+        ),
+        RecordedCall(
+            callable="app.Model",
+            structure="t0, 5",
+            tensors=("Tensor float32[2, 4] strides [4, 1] on cpu",),
+        ),
+    ],
+    ids=["callable", "number", "tensors", "axes", "mode", "thread", "dtype", "strides", "argument"],
+)
+def test_calls_that_differ_in_more_than_sizes_open_nothing(other: RecordedCall):
+    made = open_axes([call((8, 4)), other])
+    assert [each.any_size for each in made] == [(), ()]
+    assert made == [call((8, 4)), other], "in their order"
+
+
+def test_no_call_is_lost():
+    chosen = random.Random(0)
+    for _ in range(100):
+        given = [
+            call(
+                (chosen.randrange(5), chosen.choice((2, 4))),
+                (chosen.randrange(4),),
+                calls=chosen.randrange(9),
+            )
+            for _ in range(chosen.randrange(12))
+        ]
+        given = list({each.key: each for each in given}.values())
+        made = open_axes(given)
+        assert {each.key for each in made} == {each.key for each in given}
+        assert len(made) == len(given)
+        are_open = [bool(each.any_size) for each in made]
+        assert are_open == sorted(are_open), "after all calls with code of their own"
+
+
+def test_a_plan_in_an_artifact_says_which_axes_are_open():
+    (_, opened) = open_axes([call((8, 4), calls=9), call((2, 4))])
+    assert RecordedCall.from_json(opened.to_json()) == opened
+    assert opened.key == call((2, 4)).key
+
+
+@pytest.mark.parametrize(
+    "wrong", [[[1, 0]], [[0, 64]], [[0]], [[0, -1]], [["0", 0]], [0], "axes", [[True, 0]], {}]
+)
+def test_wrong_axes_are_one_error(wrong: object):
+    with pytest.raises(ConfigError, match="is not complete"):
+        RecordedCall.from_json({**call((2, 4)).to_json(), "any_size": wrong})
+
+
+def test_an_axis_that_a_tensor_lacks_opens_nothing():
+    """A plan is an input of a build, which a person may have edited."""
+    made = call((2, 4))
+    data = {**made.to_json(), "any_size": [[0, 5], [0, 1]]}
+    (tensor,), _ = make_arguments(RecordedCall.from_json(data), any_size=True)
+    assert tensor.shape == (2, 4)
