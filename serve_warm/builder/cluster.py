@@ -390,7 +390,8 @@ def _connect(address: str | None, num_cpus: float = 0.0) -> None:
     except (ConnectionError, ValueError) as error:
         raise ConfigError(
             f"no Ray cluster at {address or 'this machine'}: {error}",
-            hint="check --address, or leave it out",
+            hint="check --address, or leave it out; for a cluster with a token, such as that of "
+            "serve-warm run, set RAY_AUTH_MODE=token",
         ) from error
     except OSError as error:
         # Seen in 2.60 if a socket path in the temporary folder is too long, or the disk is full.

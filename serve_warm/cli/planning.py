@@ -251,7 +251,8 @@ def choose(
     if not answers:
         raise StoreError(
             "no replica of this cluster uses serve_warm",
-            hint="deploy with import_path: serve_warm.app:wrap, or serve-warm run",
+            hint="deploy with import_path: serve_warm.app:wrap, or serve-warm run; if this machine "
+            "has several clusters, pass --address",
         )
     asked = [
         each

@@ -57,7 +57,7 @@ def _opened(group: Sequence[RecordedCall]) -> list[RecordedCall]:
     own = {each.key for each in by_calls[:MOST_OF_THEIR_OWN]}
     opened = [each for each in can_open if each.key not in own]
     if can_open and not opened:  # the code for any size needs one: the rarest loses least
-        opened = [min(can_open, key=attrgetter("calls"))]
+        opened = [min(reversed(can_open), key=attrgetter("calls"))]
     # torch takes sizes that are equal in its first call to be equal in all.
     opened.sort(key=lambda each: (len({*values(each)}), size_of(each)), reverse=True)
     return [dataclasses.replace(each, any_size=axes) for each in opened]

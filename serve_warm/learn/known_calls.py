@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from serve_warm.private_apis.torch_c import is_any_autocast_enabled, tensor_check
+from serve_warm.precompile.recording import is_any_autocast_enabled, tensor_check
 
 Tensor = torch.Tensor
 is_inference_mode_enabled = torch.is_inference_mode_enabled

@@ -29,10 +29,10 @@ from serve_warm.precompile import SESSION, NoEntry
 from serve_warm.precompile.recording import (
     Signature,
     describe_structure,
+    is_any_autocast_enabled,
     list_living,
     ordered_counts,
 )
-from serve_warm.private_apis.torch_c import is_any_autocast_enabled
 
 if TYPE_CHECKING:
     from serve_warm.precompile.recording import CallCounts, Use

@@ -12,6 +12,7 @@ from serve_warm.precompile.dispatch.dispatcher import Dispatcher
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.private_apis.dynamo import open_axis
 from serve_warm.private_apis.nn_module import own_buffers
+from serve_warm.private_apis.torch_c import is_any_autocast_enabled, tensor_check
 
 __all__ = [
     "CallCounts",
@@ -20,10 +21,12 @@ __all__ = [
     "Use",
     "describe_structure",
     "find_callables",
+    "is_any_autocast_enabled",
     "list_living",
     "open_axis",
     "ordered_counts",
     "own_buffers",
+    "tensor_check",
 ]
 
 

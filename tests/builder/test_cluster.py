@@ -20,4 +20,4 @@ def test_an_address_without_a_cluster_is_refused_at_once():
     for address in (f"127.0.0.1:{port}", "127.0.0.1:0", "127.0.0.1:99999", f"[::1]:{port}"):
         with pytest.raises(ConfigError, match="no Ray cluster at") as error:
             ask_replicas(address)
-        assert error.value.hint == "check --address, or leave it out"
+        assert error.value.hint.startswith("check --address, or leave it out")

@@ -189,12 +189,17 @@ def test_a_replica_that_died_of_something_else_is_not_explained():
 
 def test_a_build_with_a_plan_says_what_a_start_replays(capsys: pytest.CaptureFixture[str]):
     def learned(kinds: int, share: float) -> dict[str, Any]:
-        return {"kinds": kinds, "proven": kinds, "calls": 5000, "share": share}
+        axes = ["axis 0 of tensor 0 of app.Model"] if kinds < 100 else []
+        counts = {"kinds": kinds, "proven": kinds, "calls": 5000}
+        return {**counts, "share": share, "any_size": axes}
 
     cold = report(to_proof_s=9.0) | {"learned": learned(120, 1.0)}
     warm = report(to_proof_s=1.0) | {"learned": learned(7, 0.98)}
+    text = shown(capsys, built(cold, warm))
     assert (
         "  plan        120 kinds of calls, of which a start replays 7; their code answers 98% of"
-        in (shown(capsys, built(cold, warm)))
+        in text
     )
+    assert "  any size    axis 0 of tensor 0 of app.Model\n" in text
+    assert "  other       any other size that is not in the plan" in text
     assert "  plan " not in shown(capsys, built(report(to_proof_s=9.0), report(to_proof_s=1.0)))

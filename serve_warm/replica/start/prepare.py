@@ -265,7 +265,8 @@ class Preparation(StartStep):
             names[: len(requests)],
             calls=plan.recorded,
             share=plan.share,
-            any_size=plan.open_axes(),
+            # A build with a plan only tries to open them.
+            any_size=plan.open_axes() if self._config.plan is None else (),
         )
         return inputs
 
