@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 from serve_warm.builder.app import App, load_app
 from serve_warm.builder.build import build
-from serve_warm.builder.cluster import Cluster, open_cluster
+from serve_warm.builder.cluster import Cluster
 from serve_warm.builder.publishing import Destination
 from serve_warm.stores import open_store
 
@@ -30,13 +29,12 @@ stage."""
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, App, Path]]:
-    """A cluster, the application, and a store with its artifact."""
+def running(on: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Cluster, App, Path]:
+    """The shared cluster, the application, and a store with its artifact."""
     store = tmp_path_factory.mktemp("store")
     app = load_app("tests.stress.app:app")
-    with open_cluster() as cluster:
-        build(app, Destination.of(open_store(str(store))), on=cluster)
-        yield cluster, app, store
+    build(app, Destination.of(open_store(str(store))), on=on)
+    return on, app, store
 
 
 @pytest.mark.parametrize("stage", STAGES)

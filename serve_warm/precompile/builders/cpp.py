@@ -75,8 +75,14 @@ def compile_library(generate: Callable[[], str], *, compiler: Compiler) -> Calla
     `NoEntry` if the library calls an operator without a C interface.
     """
     if compiler == "background":
-        with contextlib.suppress(*FAILURES):
+        try:
             return functools.partial(_wait, _begin(generate), generate)
+        except FAILURES as error:
+            # It costs as long again, so nobody should have to search for it.
+            logger.warning(
+                "a library cannot be compiled in the background, so torch makes its code again: %s",
+                describe_error(error),
+            )
     data = _compile_now(generate)
     return lambda: data
 
@@ -270,8 +276,9 @@ def _noting(commands: Commands) -> Iterator[None]:
             # Build the object for weights now. It is empty here, so this is fast, and torch removes
             # its source afterwards.
             has_code = any(word.endswith(".cpp") for word in shlex.split(line))
-            kind_of_file = Path(target).suffix
-            is_noted = kind_of_file == ".so" or (kind_of_file == OBJECT and has_code)
+            # A library is linked from objects. What is made from code at once is not its own: torch
+            # may try only now which instructions this CPU has, and loads what it compiles for that.
+            is_noted = Path(target).suffix == (OBJECT if has_code else ".so")
             if threading.get_ident() == here and is_noted:
                 commands.note(line, target)
             else:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shlex
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch._inductor.cpp_builder import CppBuilder, CppOptions
 
 import serve_warm
 from levels import ramp as x
@@ -214,6 +216,23 @@ def test_a_command_line_that_is_not_understood_is_not_noted(target: str):
     commands = cpp.Commands()
     with pytest.raises(RuntimeError, match="unexpected command line"):
         commands.note("g++ a.cpp -o b.o", target)
+    commands.forget()
+
+
+def test_what_torch_loads_at_once_is_made_at_once(tmp_path: Path):
+    """On a GPU, torch tries only while it makes a library which instructions this CPU has."""
+    (tmp_path / "probe.cpp").write_text('extern "C" int probe() { return 7; }')
+    commands = cpp.Commands()
+    with cpp._noting(commands):
+        builder = CppBuilder(
+            name="probe",
+            sources=str(tmp_path / "probe.cpp"),
+            BuildOption=CppOptions(),
+            output_dir=str(tmp_path),
+        )
+        builder.build()
+        assert ctypes.CDLL(builder.get_target_file_path()).probe() == 7
+    assert commands._lines == []
     commands.forget()
 
 
