@@ -23,8 +23,8 @@ import shlex
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -88,7 +88,7 @@ def compile_library(generate: Callable[[], str], *, compiler: Compiler) -> Calla
 
 
 def _begin(generate: Callable[[], str]) -> Future[bytes]:
-    """Record the C++ compiler's command lines for one library, and run them in the background."""
+    """Run the C++ compiler's command lines for one library in the background."""
     commands = Commands()
     try:
         return commands.begin(_call_torch(generate, functools.partial(_noting, commands)))
@@ -195,7 +195,7 @@ def _refuse_another_runtime(data: bytes) -> None:
 
 
 class Commands:
-    """The command lines that compile one library's objects and link the library."""
+    """The commands that compile one library's objects, beside each other, and link the library."""
 
     def __init__(self) -> None:
         self._open = contextlib.ExitStack()
@@ -203,12 +203,16 @@ class Commands:
         self._places: dict[str, str] = {}
         """Maps each path that torch names to a path in a private folder. torch removes object
         files from its own folder as soon as it assumes that they are linked."""
-        self._lines: list[list[str]] = []
+        self._objects: list[Future[None]] = []
+        """The runs of the commands that make objects, which begin at once."""
+        self._link: list[str] = []
         self.has_begun = False
         self._library = ""
 
     def note(self, line: str, target: str) -> None:
-        """Record a command line that makes `target`, and make torch assume that the command ran.
+        """Begin a command line that makes `target`, and make torch assume that the command ran.
+
+        The command that links the library begins with `begin`.
 
         Raises:
             RuntimeError: serve_warm does not understand the command line.
@@ -218,12 +222,13 @@ class Commands:
             raise RuntimeError(f"unexpected command line for building {target}: {line}")
         file = Path(target)
         self._places[target] = str(self._folder / f"{len(self._places)}{file.suffix}")
-        self._lines.append(words)
         if file.suffix == OBJECT:
             file.touch()
+            run = functools.partial(self._run_line, words)
+            self._objects.append(_daemon_threads.begin(run, name=THREAD))
             return
         file.unlink(missing_ok=True)
-        self._library = target
+        self._library, self._link = target, words
         for word in words:
             # torch also removes objects that no recorded command makes, for example objects that
             # the linker made. So copy these objects now.
@@ -232,7 +237,7 @@ class Commands:
                 self._places[word] = str(shutil.copyfile(word, place))
 
     def begin(self, returned: str) -> Future[bytes]:
-        """Run the commands in a thread, and return a future for the library that they build.
+        """Link the library in a thread when its objects are there, and return a future for it.
 
         `returned` is the path that torch reports for the library.
 
@@ -242,18 +247,31 @@ class Commands:
         if returned != self._library or Path(returned).exists():
             raise RuntimeError(f"torch did not build {returned} with the recorded commands")
         self.has_begun = True
-        return _daemon_threads.begin(self._run, name=THREAD)
+        return _daemon_threads.begin(self._finish, name=THREAD)
 
-    def _run(self) -> bytes:
-        with self._open, _slots():
-            for line in self._lines:
-                words = [self._places.get(word, word) for word in line]
-                subprocess.run(words, cwd=self._folder, check=True, capture_output=True)
+    def _finish(self) -> bytes:
+        with self._open:
+            wait(self._objects)  # all of them, because a failure removes the folder
+            for made in self._objects:
+                made.result()
+            self._run_line(self._link)
             return Path(self._places[self._library]).read_bytes()
 
+    def _run_line(self, line: Sequence[str]) -> None:
+        words = [self._places.get(word, word) for word in line]
+        with _slots():
+            subprocess.run(words, cwd=self._folder, check=True, capture_output=True)
+
     def forget(self) -> None:
-        """Remove the files if the commands will not run."""
-        self._open.close()
+        """Remove the files of a library that will not be linked."""
+        if all(made.done() for made in self._objects):
+            self._open.close()
+        else:
+            _daemon_threads.begin(self._forget_later, name=THREAD)
+
+    def _forget_later(self) -> None:
+        with self._open:
+            wait(self._objects)
 
 
 OBJECT = ".o"

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -232,7 +233,7 @@ def test_what_torch_loads_at_once_is_made_at_once(tmp_path: Path):
         )
         builder.build()
         assert ctypes.CDLL(builder.get_target_file_path()).probe() == 7
-    assert commands._lines == []
+    assert commands._objects == []
     commands.forget()
 
 
@@ -271,3 +272,50 @@ def test_a_build_says_which_entry_of_how_many_it_makes():
         progress.tell(step)
     traced = [f"tracing library {number}" for number in ("1 of 2", "2 of 2", "3 of 3")]
     assert told == ["entry 1 of 2", *traced, "library 1 of 3", "library 2 of 3"]
+
+
+def is_there(path: Path) -> bool:
+    end = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    return path.exists()
+
+
+def test_objects_are_made_while_torch_goes_on(tmp_path: Path):
+    """Also beside each other, and before torch says how to link them."""
+    seen, parts = tmp_path / "seen", [tmp_path / "a.o", tmp_path / "b.o"]
+    commands = cpp.Commands()
+    # The first one waits for the second one.
+    wait = f"while not pathlib.Path({str(seen)!r}).exists(): time.sleep(0.01)\n"
+    commands.note(line(wait + WRITE, parts[0]), str(parts[0]))
+    commands.note(line(f"pathlib.Path({str(seen)!r}).touch()\n{WRITE}", parts[1]), str(parts[1]))
+    assert is_there(seen)
+    library = tmp_path / "library.so"
+    commands.note(line(JOIN, *parts, library), str(library))
+    assert commands.begin(str(library)).result(timeout=60) == b"objectobject"
+
+
+def test_a_library_that_is_given_up_leaves_nothing(tmp_path: Path):
+    """Its compilers may still run when torch fails at something else."""
+    go, started, part = tmp_path / "go", tmp_path / "started", tmp_path / "a.o"
+    commands = cpp.Commands()
+    wait = f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n"
+    commands.note(line(f"pathlib.Path({str(started)!r}).touch()\n{wait}{WRITE}", part), str(part))
+    assert is_there(started)
+    folder = Path(commands._places[str(part)]).parent
+    commands.forget()
+    was_there = folder.exists()
+    go.touch()
+    end = time.monotonic() + 60
+    while folder.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert (was_there, folder.exists()) == (True, False)
+
+
+def test_an_object_that_cannot_be_made_is_the_error(tmp_path: Path):
+    part, library = tmp_path / "a.o", tmp_path / "library.so"
+    commands = cpp.Commands()
+    commands.note(line("sys.exit(3)", part), str(part))
+    commands.note(line(JOIN, part, library), str(library))
+    with pytest.raises(subprocess.CalledProcessError):
+        commands.begin(str(library)).result(timeout=60)
