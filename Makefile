@@ -155,6 +155,7 @@ bench: $(READY)
 	$(BIN)/python tests/benchmarks/bench_learn.py --json $(RESULTS)/learn.json
 	$(BIN)/python tests/benchmarks/bench_learn.py --http --json $(RESULTS)/learn.json
 	$(BIN)/python tests/benchmarks/bench_plan.py --json $(RESULTS)/learn.json
+	$(BIN)/python tests/benchmarks/bench_build.py --json $(RESULTS)/build.json
 	$(BIN)/python tests/benchmarks/bench_startup.py --repeats $(STARTUP_REPEATS) \
 	  --json build/bench.json --json $(RESULTS)/startup.json --picture docs/startup.svg
 	$(BIN)/python tests/benchmarks/figures.py

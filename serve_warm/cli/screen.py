@@ -114,25 +114,26 @@ TORCH_COMPILE = (
 
 
 def distances(entries: Any) -> list[str]:
-    """Return how far each entry was from full precision at the build, in units of eager's distance.
+    """Return how far the entries were from full precision at the build, relative to eager.
 
     `entries` comes from a manifest. The result is empty if another release wrote the data.
 
     >>> made = {"callable": "Net", "call": "(t0)", "rmse_ratio": 0.71, "max_ratio": 1.04}
     >>> distances([made])
-    ["eager       RMSE 0.71 and largest error 1.04 times eager's: Net(t0)"]
+    ["eager       errors against full precision are at most 0.71 (RMSE) and 1.04 (largest) times eager's, 1 kind of calls"]
     >>> distances([{"callable": "Net", "call": "(t0)", "eager_operators": ["my::kernel"]}])
     ['eager       no full precision, so not judged: my::kernel: Net(t0)']
-    """
+    """  # noqa: E501 - the line
+    known = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list | tuple) else []
     lines = []
-    for e in entries if isinstance(entries, (list, tuple)) else ():
-        if not isinstance(e, dict):
-            continue
+    if judged := [e for e in known if "rmse_ratio" in e and "max_ratio" in e]:
+        rmse, largest = (max(e[name] for e in judged) for name in ("rmse_ratio", "max_ratio"))
+        lines.append(
+            f"eager       errors against full precision are at most {rmse:.2f} (RMSE) and "
+            f"{largest:.2f} (largest) times eager's, {count(len(judged), 'kind')} of calls"
+        )
+    for e in known:
         said = []
-        if "rmse_ratio" in e and "max_ratio" in e:
-            said.append(
-                f"RMSE {e['rmse_ratio']:.2f} and largest error {e['max_ratio']:.2f} times eager's"
-            )
         if e.get("near_ties"):
             said.append(f"{e['near_ties']} near-ties")
         if e.get("fixed"):

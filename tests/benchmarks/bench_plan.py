@@ -281,7 +281,8 @@ def main() -> int:
     sys.stdout.write(json.dumps(result, indent=1) + "\n")
     if options.json is not None:
         known = json.loads(options.json.read_text()) if options.json.exists() else {}
-        known = {**known, **result, "machine": machine()}
+        # The rest is of the machine that measured it.
+        known |= result | {"recorder_machine" if options.recorder else "machine": machine()}
         options.json.write_text(json.dumps(known, indent=1) + "\n")
     if options.recorder:
         return 0
