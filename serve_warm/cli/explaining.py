@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -16,6 +18,7 @@ from serve_warm import node
 from serve_warm._daemon_threads import begin
 from serve_warm._records import record
 from serve_warm._redaction import first_line, redact
+from serve_warm._regular_files import read_regular
 from serve_warm.artifact import choose, pull
 from serve_warm.cli import FAILED, screen
 from serve_warm.cli.observed import finite, is_asked_for, list_of, of_replica, text_of
@@ -168,7 +171,7 @@ def ask_serve(address: str) -> tuple[Mapping[str, Any], str]:
         raise click.UsageError(f"--dashboard is an http address, or none: {address}")
     url = f"{address.rstrip('/')}/api/serve/applications/"
     headers = {"Accept": "application/json"}
-    if token := environment().get("RAY_AUTH_TOKEN"):
+    if token := _token_for(address):
         headers["Authorization"] = f"Bearer {token}"
     try:
         request = urllib.request.Request(url, headers=headers)  # noqa: S310 - http, see above
@@ -183,6 +186,28 @@ def ask_serve(address: str) -> tuple[Mapping[str, Any], str]:
         why = "the answer is not Serve's"
     text = redact(f"Serve's status could not be read from {address}: {why}")
     return {}, f"{text}; pass --dashboard URL, or --dashboard none"
+
+
+def _token_for(address: str) -> str:
+    """Return the token for Ray's dashboard; empty without one.
+
+    Ray keeps a token of this user for clusters that it starts on this machine, as `serve run` does
+    (2.60). Another machine gets none but the one of the variable.
+    """
+    environ = environment()
+    if token := environ.get("RAY_AUTH_TOKEN"):
+        return token
+    if urllib.parse.urlsplit(address).hostname not in ("localhost", "127.0.0.1", "::1"):
+        return ""
+    path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token")
+    try:
+        token = read_regular(path.expanduser(), max_bytes=MOST_TOKEN_BYTES).decode("ascii").strip()
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: the user has no home
+        return ""
+    return token if token.isprintable() else ""
+
+
+MOST_TOKEN_BYTES = 4096
 
 
 def explain(replicas: Sequence[node.Replica], served: Mapping[str, Any]) -> list[Explained]:

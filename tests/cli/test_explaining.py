@@ -184,10 +184,12 @@ def dashboard_fixture() -> Iterator[Callable[[Any], str]]:
     """Answer as Ray's dashboard does, and return its address."""
     servers = []
 
-    def serve(answer: Any) -> str:
+    def serve(answer: Any, token: str = "") -> str:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self.send_response(200 if self.path == "/api/serve/applications/" else 404)
+                is_known = self.headers["Authorization"] == f"Bearer {token}" or not token
+                is_path = self.path == "/api/serve/applications/"
+                self.send_response(200 if is_known and is_path else 401 if is_path else 404)
                 self.end_headers()
                 self.wfile.write(json.dumps(answer).encode())
 
@@ -210,6 +212,22 @@ def of_serve(status: str, message: str, *states: str) -> dict[str, Any]:
     deployment = {"status": status, "message": message, "replicas": replicas}
     application = {"status": "DEPLOYING", "message": "", "deployments": {"Model": deployment}}
     return {"applications": {"shop": application}}
+
+
+def test_a_dashboard_with_a_token_gets_the_one_of_this_user(why, dashboard, tmp_path, monkeypatch):
+    """As `serve-warm run` starts it: Ray keeps the token in a file."""
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    kept = tmp_path / "auth_token"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(kept))
+    address = dashboard(of_serve("UPDATING", "Deployment is waiting for GPUs"), token="abc-1")
+    assert "Unauthorized" in why("--dashboard", address).err
+    for written in ("abc-1\n", "abc-1"):
+        kept.write_text(written)
+        assert "shop#Model" in why("--dashboard", address).out
+    kept.write_text("abc\r\nX-More: 1")
+    assert "Unauthorized" in why("--dashboard", address).err
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "abc-1")
+    assert "shop#Model" in why("--dashboard", address).out
 
 
 RESOURCES = (
