@@ -522,7 +522,7 @@ def _signature(arguments: Signature | Kept) -> Signature:
     if not kept:
         raise NoEntry("it is called without a tensor")
     if any(each.requires_grad for each in kept):
-        raise NoEntry("a tensor requires grad")
+        raise NoEntry(REQUIRES_GRAD)
     return Signature(structure=structure, tensors=tuple(map(str, kept)))
 
 
@@ -623,6 +623,7 @@ RARE = f"their kinds are rarer than the {KINDS_KEPT} that are kept"
 MANY = f"the arguments have more than {MOST_IN_ALL} items"
 SAME_TENSOR = "a tensor is passed more than once"
 AUTOCAST = "it is called under autocast"
+REQUIRES_GRAD = "a tensor requires grad: make such arguments under torch.inference_mode() too"
 
 
 def _tensors_in(args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ from levels import answered_eagerly, forget_callables, started
 from models import Scaled, scaled_fixture, x  # noqa: F401 - a fixture
 from serve_warm.compiler import evidence
 from serve_warm.learn.recorded import arguments_of
-from serve_warm.learn.recorder import KINDS_KEPT, KINDS_SOON, RARE, Recorder
+from serve_warm.learn.recorder import KINDS_KEPT, KINDS_SOON, RARE, REQUIRES_GRAD, Recorder
 from serve_warm.precompile.calls.signature import describe
 from serve_warm.precompile.dispatch.call_counts import CallCounts, kind_of
 from serve_warm.precompile.dispatch.session import SESSION
@@ -240,7 +240,7 @@ def test_calls_with_and_without_gradients_are_told_apart(recorder: Recorder):
     recorder.note(counts, (torch.ones(3),), {})
     calls, not_recorded = recorder.calls()
     assert [each.calls for each in calls] == [1]
-    assert not_recorded == {"a tensor requires grad": 1}
+    assert not_recorded == {REQUIRES_GRAD: 1}
 
 
 class Unlike:
@@ -274,7 +274,7 @@ def test_calls_of_the_model_thread_are_marked(recorder: Recorder):
 def test_calls_with_gradients_are_not_recorded(recorder: Recorder):
     counts = compiled(lambda given: given)._serve_warm.call_counts
     recorder.note(counts, (torch.ones(3, requires_grad=True),), {})
-    assert recorder.calls() == ([], {"a tensor requires grad": 1})
+    assert recorder.calls() == ([], {REQUIRES_GRAD: 1})
 
 
 def test_calls_that_cannot_be_recorded_are_counted(recorder: Recorder):
