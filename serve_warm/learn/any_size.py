@@ -10,9 +10,13 @@ a build makes code for the most frequent sizes, and code that takes any size for
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Protocol
+
+import torch
 
 from serve_warm.learn.plan import size_of
 from serve_warm.learn.recorded import TENSOR, RecordedCall
@@ -25,7 +29,8 @@ fastest, but takes seconds in a build, and some milliseconds at each start."""
 def open_axes(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
     """Return the calls in the order in which a build makes code for them.
 
-    Calls that differ only in sizes belong together. First come the most frequent ones, and then the
+    Calls that differ only in sizes belong together, but torch always makes code of its own where a
+    size is 0 or 1. First come the most frequent ones, and then the
     others, with the axes for which the build tries to make code for any size (`any_size`). Most of
     these find that code, and need none of their own.
     """
@@ -51,16 +56,49 @@ def _opened(group: Sequence[RecordedCall]) -> list[RecordedCall]:
     def values(call: RecordedCall) -> list[int]:
         return [sizes[call.key][tensor][axis] for tensor, axis in axes]
 
-    # torch always makes code of their own for the sizes 0 and 1.
-    can_open = [each for each in group if axes and min(values(each)) > 1]
+    if not axes:
+        return []
     by_calls = sorted(group, key=attrgetter("calls"), reverse=True)
     own = {each.key for each in by_calls[:MOST_OF_THEIR_OWN]}
-    opened = [each for each in can_open if each.key not in own]
-    if can_open and not opened:  # the code for any size needs one: the rarest loses least
-        opened = [min(reversed(can_open), key=attrgetter("calls"))]
+    opened = [each for each in group if each.key not in own]
+    if not opened:  # the code for any size needs one: the rarest loses least
+        opened = [min(reversed(group), key=attrgetter("calls"))]
     # torch takes sizes that are equal in its first call to be equal in all.
     opened.sort(key=lambda each: (len({*values(each)}), size_of(each)), reverse=True)
     return [dataclasses.replace(each, any_size=axes) for each in opened]
+
+
+class Conditions(Protocol):
+    """The open sizes of an entry, and the conditions on them."""
+
+    def free(self, index: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the open axes of a tensor, and those whose strides are open."""
+
+    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether the entry takes tensors of these sizes."""
+
+
+def only_open(call: RecordedCall, entries: Sequence[Conditions]) -> RecordedCall:
+    """Return the call with those of its axes for which one of these entries takes other sizes."""
+    axes = (each for each in call.any_size if any(_takes_others(call, each, e) for e in entries))
+    return dataclasses.replace(call, any_size=tuple(axes))
+
+
+def _takes_others(call: RecordedCall, axis: tuple[int, int], entry: Conditions) -> bool:
+    tensor, place = axis
+    if place not in entry.free(tensor)[0]:
+        return False
+    sizes = _sizes_of(call)
+    size = sizes[tensor][place]
+    same = [(t, a) for t, a in call.any_size if sizes[t][a] == size]
+    others = {size + 1, size + 2, 2 * size, size - 1, size - 2, size // 2} - {size, 0, 1}
+    for other, changed in itertools.product(others, ([axis], same)):
+        tried = [list(each) for each in sizes]
+        for t, a in changed:
+            tried[t][a] = other
+        if entry.holds([torch.empty(each, device="meta") for each in tried]):
+            return True
+    return False
 
 
 def _form(call: RecordedCall) -> tuple[object, ...]:
@@ -77,7 +115,8 @@ def _form(call: RecordedCall) -> tuple[object, ...]:
                 found["class"],
                 found["dtype"],
                 found["device"],
-                len(sizes),
+                # The axes that stay as they are.
+                tuple(size if size < 2 else None for size in sizes),
                 () if is_dense else tuple(strides),
             )
         )

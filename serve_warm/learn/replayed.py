@@ -20,7 +20,6 @@ from serve_warm.precompile import SESSION
 from serve_warm.precompile.recording import (
     Dispatcher,
     find_callables,
-    open_axis,
     own_buffers,
 )
 
@@ -55,12 +54,18 @@ class ReplayedCall:
                 hint="make a new plan from the traffic of this version: serve-warm plan",
             )
         for dispatcher in found:
-            with unchanged_buffers(dispatcher.callee):
+            with unchanged_buffers(dispatcher.callee), self._opening(dispatcher):
                 self._answer(dispatcher)
 
+    def _opening(self, dispatcher: Dispatcher) -> contextlib.AbstractContextManager[None]:
+        """Let a build make code for any size of the open axes, unless the application decides."""
+        build = SESSION.being_built
+        if build is None or dispatcher.arguments.get("dynamic") is not None:
+            return contextlib.nullcontext()
+        return build.opening(dispatcher, self._call.any_size)
+
     def _answer(self, dispatcher: Dispatcher) -> None:
-        any_size = SESSION.being_built is not None and dispatcher.arguments.get("dynamic") is None
-        error = self._try(dispatcher, any_size=any_size)
+        error = self._try(dispatcher)
         if error is None:
             return
         # If only compiled code fails, then not the plan is wrong, but the artifact.
@@ -68,20 +73,19 @@ class ReplayedCall:
         if whole == self._whole:
             raise error
         self._whole = whole
-        self._make(dispatcher, any_size=any_size)
+        self._make(dispatcher)
 
-    def _try(self, function: Callable[..., object], *, any_size: bool = False) -> Exception | None:
+    def _try(self, function: Callable[..., object]) -> Exception | None:
         try:
-            self._make(function, any_size=any_size)
+            self._make(function)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             return error
         return None
 
-    def _make(self, function: Callable[..., object], *, any_size: bool = False) -> None:
-        """Make the call; with `any_size`, let a build make code for all sizes of its open axes."""
+    def _make(self, function: Callable[..., object]) -> None:
         modes = self._call.modes
         with torch.inference_mode(modes.get("inference_tensors", False)):
-            args, kwargs = make_arguments(self._call, self._whole, any_size=any_size)
+            args, kwargs = make_arguments(self._call, self._whole)
         with (
             torch.inference_mode(modes.get("inference_mode", False)),
             torch.set_grad_enabled(modes.get("grad_mode", False)),
@@ -216,21 +220,16 @@ def _named_by(function: types.FunctionType) -> Iterator[object]:
             yield function.__globals__[name]
 
 
-def make_arguments(
-    call: RecordedCall, whole: int = 0, *, any_size: bool = False
-) -> tuple[list[Any], dict[str, Any]]:
+def make_arguments(call: RecordedCall, whole: int = 0) -> tuple[list[Any], dict[str, Any]]:
     """Return new arguments for a call: the recorded structure, with tensors of its metadata.
 
-    `whole` is the value in tensors of whole numbers. With `any_size`, the tensors tell torch which
-    of their axes are open.
+    `whole` is the value in tensors of whole numbers.
 
     Raises:
         ValueError: the structure has anything that a recorder never writes.
     """
     noise = torch.Generator().manual_seed(SEED)
     tensors = [make_tensor(each, noise, whole) for each in call.tensors]
-    for tensor, axis in call.any_size if any_size else ():
-        open_axis(tensors[tensor], axis)
     return arguments_of(call.structure, tensors, _of_torch)
 
 

@@ -10,7 +10,6 @@ from serve_warm.precompile.calls.signature import Signature, describe_structure
 from serve_warm.precompile.dispatch.call_counts import CallCounts, Use
 from serve_warm.precompile.dispatch.dispatcher import Dispatcher
 from serve_warm.precompile.dispatch.session import SESSION
-from serve_warm.private_apis.dynamo import open_axis
 from serve_warm.private_apis.nn_module import own_buffers
 from serve_warm.private_apis.torch_c import is_any_autocast_enabled, tensor_check
 
@@ -23,7 +22,6 @@ __all__ = [
     "find_callables",
     "is_any_autocast_enabled",
     "list_living",
-    "open_axis",
     "ordered_counts",
     "own_buffers",
     "tensor_check",

@@ -8,6 +8,7 @@ imports it, and those whose names say so do not.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -159,23 +160,25 @@ def import_dynamo() -> None:
     import torch._dynamo  # noqa: F401
 
 
-OPEN_AXES = "_dynamo_weak_dynamic_indices"
-"""Attribute of a tensor with the axes that `torch._dynamo.maybe_mark_dynamic` opened."""
+@contextlib.contextmanager
+def opened_axes(tensors: Sequence[torch.Tensor], axes: Iterable[tuple[int, int]]) -> Iterator[None]:
+    """In the block, torch makes code for any size of these axes, unless the model needs this one.
 
-
-def open_axis(tensor: torch.Tensor, axis: int) -> None:
-    """Let torch make code for any size of an axis, unless the model needs this very size."""
+    An axis is the number of a tensor and of its axis. The tensors must not reach other code that
+    torch compiles: its guards look at the marks.
+    """
     import torch._dynamo
 
-    torch._dynamo.maybe_mark_dynamic(tensor, axis)
-
-
-def close_axes(tensors: Iterable[torch.Tensor]) -> bool:
-    """Undo `open_axis`. Return whether any axis was open."""
-    opened = [each for each in tensors if hasattr(each, OPEN_AXES)]
-    for each in opened:
-        delattr(each, OPEN_AXES)
-    return bool(opened)
+    before = [dict(vars(tensor)) for tensor in tensors]
+    try:
+        for number, axis in axes:
+            if number < len(tensors) and axis < tensors[number].dim():
+                torch._dynamo.maybe_mark_dynamic(tensors[number], axis)
+        yield
+    finally:
+        for tensor, attributes in zip(tensors, before, strict=True):
+            vars(tensor).clear()
+            vars(tensor).update(attributes)
 
 
 # Compiled modules and callables -------------------------------------------------------------------

@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 from serve_warm.errors import ConfigError
-from serve_warm.learn.any_size import MOST_OF_THEIR_OWN, open_axes
+from serve_warm.learn.any_size import MOST_OF_THEIR_OWN, only_open, open_axes
 from serve_warm.learn.recorded import RecordedCall
-from serve_warm.learn.replayed import make_arguments
 
 
 def call(*shapes: tuple[int, ...], calls: int = 1, **fields: object) -> RecordedCall:
@@ -47,11 +48,16 @@ def test_most_sizes_need_no_code_of_their_own():
     assert sizes(made)[4][0] == "[26, 4]", "the largest first"
 
 
-def test_a_size_of_one_gets_code_of_its_own():
+def test_a_size_of_one_stays_one():
+    """Torch makes code of its own for it, which takes any size of the other axes."""
     made = open_axes([call((8, 4), calls=1), call((1, 4), calls=9)])
-    assert sizes(made) == [("[1, 4]", ()), ("[8, 4]", ((0, 0),))]
-    made = open_axes([call((0, 4)), call((1, 4))])
-    assert sizes(made) == [("[0, 4]", ()), ("[1, 4]", ())]
+    assert [each.any_size for each in made] == [(), ()]
+    shapes = [(1, size) for size in range(2, 9)] + [(size, 9) for size in (2, 3)]
+    made = open_axes([call(shape, calls=2 * (shape[0] == 1) + 1) for shape in shapes])
+    assert {text for text, axes in sizes(made) if axes == ((0, 1),)} == {
+        f"[1, {size}]" for size in (6, 7, 8)
+    }
+    assert [text for text, axes in sizes(made) if axes == ((0, 0),)] == ["[3, 9]"]
 
 
 def test_sizes_that_differ_in_a_call_come_first():
@@ -130,9 +136,33 @@ def test_wrong_axes_are_one_error(wrong: object):
         RecordedCall.from_json({**call((2, 4)).to_json(), "any_size": wrong})
 
 
-def test_an_axis_that_a_tensor_lacks_opens_nothing():
-    """A plan is an input of a build, which a person may have edited."""
-    made = call((2, 4))
-    data = {**made.to_json(), "any_size": [[0, 5], [0, 1]]}
-    (tensor,), _ = make_arguments(RecordedCall.from_json(data), any_size=True)
-    assert tensor.shape == (2, 4)
+class Sizes:
+    """An entry that takes sizes for which a condition holds."""
+
+    def __init__(self, axes: Sequence[int], condition: Callable[[list[int]], bool]) -> None:
+        self._axes, self._condition = axes, condition
+
+    def free(self, index: int) -> tuple[Sequence[int], Sequence[int]]:
+        return self._axes, ()
+
+    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        return self._condition(list(tensors[0].shape))
+
+
+@pytest.mark.parametrize(
+    ("entries", "axes"),
+    [
+        ([], ()),
+        ([Sizes([0], lambda sizes: sizes[0] > 1)], ((0, 0),)),
+        ([Sizes([0, 1], lambda sizes: sizes[1] // 2 == 3)], ((0, 0), (0, 1))),
+        ([Sizes([0, 1], lambda sizes: sizes[1] == 6)], ((0, 0),)),
+        ([Sizes([0, 1], lambda sizes: sizes[0] == sizes[1])], ((0, 0), (0, 1))),
+        ([Sizes([0, 1], lambda sizes: sizes[0] % 6 == 0 == sizes[1] % 6)], ((0, 0), (0, 1))),
+        ([Sizes([0], lambda _: False), Sizes([1], lambda _: True)], ((0, 1),)),
+    ],
+)
+def test_an_axis_is_open_if_code_takes_another_size(
+    entries: list[Sizes], axes: tuple[tuple[int, int], ...]
+):
+    opened = dataclasses.replace(call((6, 6)), any_size=((0, 0), (0, 1)))
+    assert only_open(opened, entries).any_size == axes

@@ -89,11 +89,19 @@ class NewCall:
     state: Mapping[str, str]
     """State that torch keeps per thread or process, as `calls.signature.state` returns it."""
     tensors: Sequence[torch.Tensor]
+    open_axes: tuple[tuple[int, int], ...] = ()
+    """Axes for which the entry shall take any size, as the number of a tensor and of its axis."""
 
     @functools.cached_property
     def function(self) -> Callable[..., object]:
         """Plain function of (callee, *tensors) that makes the call."""
         return self.signature.function("entry")
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What is equal in calls that differ only in sizes."""
+        tensors = ((each.dtype, each.device, each.dim()) for each in self.tensors)
+        return self.unit.key, self.signature.structure, *self.state.values(), *tensors
 
     def is_taken_by(self, entry: Entry) -> bool:
         """Return whether an entry accepts calls of this kind."""
@@ -118,8 +126,8 @@ class EntryBuilder:
         self._failed: dict[tuple[object, ...], dict[str, str]] = {}
         """For each call, maps the modules' plain values to the reason why an attempt failed."""
         self._first = dispatcher.first_calls
-        self._opens = True
-        """Whether calls with open axes may get code for any size. Not after an attempt failed."""
+        self._closed: set[tuple[object, ...]] = set()
+        """The forms of calls for which no code for any size can be made."""
         self._advice: str | None = None
         """Advice on which parts to compile if torch cannot trace the whole callable."""
 
@@ -213,9 +221,11 @@ class EntryBuilder:
             return pending.library.finish(self._callee, call.tensors)
         if build.libraries == "made":
             build.tell("library")
-            return build_library.make(call.function, self._callee, call.tensors, arguments)
+            with dynamo.opened_axes(call.tensors, call.open_axes):
+                return build_library.make(call.function, self._callee, call.tensors, arguments)
         build.tell("trace")
-        library = build_library.begin(call.function, self._callee, call.tensors, arguments)
+        with dynamo.opened_axes(call.tensors, call.open_axes):
+            library = build_library.begin(call.function, self._callee, call.tensors, arguments)
         captured = library.captured
         dynamic = Dynamic(conditions=tuple(captured.conditions))
         entry = Entry(
@@ -234,17 +244,16 @@ class EntryBuilder:
 
     def _compile(self, call: NewCall, pending: PendingEntry | None) -> tuple[CompiledCall, Entry]:
         """Return the code and the entry for a call, with its open axes if that works."""
-        if not self._opens:
-            dynamo.close_axes(call.tensors)
-        try:
-            return self._compile_as_marked(call, pending)
-        except NoEntry:
-            if not dynamo.close_axes(call.tensors):
-                raise
-            self._opens = False
-            return self._compile_as_marked(call, None)
+        form = call.form
+        if call.open_axes and form not in self._closed:
+            try:
+                return self._compile_as_is(call, pending)
+            except NoEntry:
+                self._closed.add(form)  # each attempt takes as long as an entry
+                pending = None
+        return self._compile_as_is(replace(call, open_axes=()), pending)
 
-    def _compile_as_marked(
+    def _compile_as_is(
         self, call: NewCall, pending: PendingEntry | None
     ) -> tuple[CompiledCall, Entry]:
         """Return the code and the entry for a call, at the highest requested level that works."""
@@ -263,6 +272,8 @@ class EntryBuilder:
             except NoEntry as failure:
                 if is_of_forward(failure) or isinstance(failure, ChangedByCall):
                     raise  # level 2 would trace the call again, and fail in the same way
+                if call.open_axes:
+                    raise  # an entry of level 2 would also take the calls of libraries
                 level, reason = 2, str(failure)
         changes: Mapping[str, Sequence[str]] = {}
         if level == 2:
@@ -323,7 +334,7 @@ class EntryBuilder:
         self, call: NewCall, arguments: Mapping[str, object]
     ) -> tuple[CompiledCall, Judgement, Mapping[str, Sequence[str]]]:
         """Return a call's pickle, how it compares with eager, and the call's changes."""
-        with side_effects() as changes:
+        with side_effects() as changes, dynamo.opened_axes(call.tensors, call.open_axes):
             made = make(call.function, self._callee, call.tensors, arguments)
         return made, self._compare(call.function, made, call.tensors), changes
 
@@ -406,6 +417,8 @@ class RunningBuild:
         self.with_entries: set[object] = set()
         """Code of the callables of which entries have answered calls."""
         self._answered_by = AnsweredBy()
+        self._open_axes: dict[int, tuple[tuple[int, int], ...]] = {}
+        """Open axes of the calls that a dispatcher gets now, by its id."""
         self._builders: weakref.WeakKeyDictionary[CompiledCallable, EntryBuilder] = (
             weakref.WeakKeyDictionary()
         )
@@ -422,8 +435,26 @@ class RunningBuild:
         builder = self._builders.get(dispatcher)
         if builder is None:
             builder = self._builders[dispatcher] = EntryBuilder(dispatcher)
-        call = NewCall(build=self, unit=unit, signature=signature, state=state, tensors=tensors)
+        call = NewCall(
+            build=self,
+            unit=unit,
+            signature=signature,
+            state=state,
+            tensors=tensors,
+            open_axes=self._open_axes.get(id(dispatcher), ()),
+        )
         return builder.make(call)
+
+    @contextlib.contextmanager
+    def opening(
+        self, dispatcher: CompiledCallable, axes: Sequence[tuple[int, int]]
+    ) -> Iterator[None]:
+        """In the block, try to make entries of a dispatcher for any size of these axes."""
+        self._open_axes = {id(dispatcher): tuple(axes)}
+        try:
+            yield
+        finally:
+            self._open_axes = {}
 
     @contextlib.contextmanager
     def noting_answers(self) -> Iterator[AnsweredBy]:

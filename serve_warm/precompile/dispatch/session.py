@@ -117,6 +117,11 @@ class Build(Protocol):
 
     table: EntryTable
 
+    def opening(
+        self, dispatcher: CompiledCallable, axes: Sequence[tuple[int, int]]
+    ) -> contextlib.AbstractContextManager[None]:
+        """In the block, try to make entries of a dispatcher for any size of these axes."""
+
     def entry_for(
         self,
         dispatcher: CompiledCallable,

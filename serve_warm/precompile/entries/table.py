@@ -225,10 +225,14 @@ class EntryTable:
             self._digests[name] = file_digest(name)
         return self._digests[name] != digest
 
-    def open_entries(self) -> frozenset[int]:
-        """Return the ids of the entries that take any size of some axes."""
+    def open_entries(self) -> dict[int, tuple[str, Dynamic]]:
+        """Return the structures and sizes of the entries with open axes, by the entries' ids."""
         entries = (entry for unit in self.units.values() for entry in unit.entries)
-        return frozenset(id(entry) for entry in entries if entry.dynamic.is_open)
+        return {
+            id(entry): (entry.signature.structure, entry.dynamic)
+            for entry in entries
+            if entry.dynamic.is_open
+        }
 
     def add(self, unit: Unit, entry: Entry, data: bytes, fn: Callable[..., object]) -> None:
         """Add a new entry; use this only for a build's table."""

@@ -8,7 +8,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from serve_warm import _private_folders
 from serve_warm.artifact.archive import pack_directory
@@ -18,6 +18,9 @@ from serve_warm.inputs import Input
 from serve_warm.precompile import LIBRARY_LEVEL, SESSION, AnsweredBy, building
 from serve_warm.replica.replay.passes import Replay
 from serve_warm.report import Report
+
+if TYPE_CHECKING:
+    from serve_warm.learn.any_size import Conditions
 
 LEVEL_PARTS = {2: "precompiled", 3: "exported"}
 """For each level, the name of the artifact part that contains the entries."""
@@ -48,8 +51,8 @@ class Packed(NamedTuple):
     """What answered the calls of each input; empty without compiled callables."""
     with_entries: frozenset[object]
     """Code of the callables of which entries have answered calls."""
-    open_entries: frozenset[int]
-    """Ids of the entries for any size of some axes."""
+    open_entries: Mapping[int, tuple[str, Conditions]]
+    """The structures and sizes of the entries with open axes, by the entries' ids."""
 
 
 async def pack(
@@ -71,7 +74,7 @@ async def pack(
     entries: dict[str, Mapping[str, bytes]] = {}
     answered_by: dict[str, AnsweredBy] = {}
     with_entries: frozenset[object] = frozenset()
-    open_entries: frozenset[int] = frozenset()
+    open_entries: Mapping[int, tuple[str, Conditions]] = {}
     if SESSION.has_callables():
         with building(accept_torch_source=accept_torch_source) as build:
             kinds = {(use.callable, use.call) for use in SESSION.uses()}

@@ -527,6 +527,7 @@ class Warmup:
         return {PLAN: plan.to_json(), **values}
 
     def _reduced(self, plan: InputPlan, packed: Packed) -> InputPlan:
+        from serve_warm.learn.any_size import only_open
         from serve_warm.learn.reduced import Reached, reduce_plan
 
         answered_by = packed.answered_by
@@ -567,14 +568,17 @@ class Warmup:
             ]
 
         declared = (codes_of(each) for each in answered_by if each not in planned.names)
-        are_open = (
-            bool(answered_by[name].entries & packed.open_entries)
-            for name in answered_by
-            if name in planned.calls
-        )
+        names = (name for name in answered_by if name in planned.calls)
         calls = tuple(
-            call if is_open else dataclasses.replace(call, any_size=())
-            for call, is_open in zip(plan.calls, are_open, strict=True)
+            only_open(
+                call,
+                [
+                    sizes
+                    for key, (structure, sizes) in packed.open_entries.items()
+                    if key in answered_by[name].entries and structure == call.structure
+                ],
+            )
+            for call, name in zip(plan.calls, names, strict=True)
         )
         return reduce_plan(
             dataclasses.replace(plan, calls=calls),

@@ -26,7 +26,6 @@ from serve_warm.learn.recorder import Recorder
 from serve_warm.precompile.builders.builder import EntryBuilder
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.facts.no_entry import NoEntry
-from serve_warm.private_apis import dynamo
 from serve_warm.report import LearnedCalls, Stage
 from starts import StandIn, failed, offer, process, store_fixture, warm_up  # noqa: F401 - fixtures
 
@@ -305,18 +304,53 @@ def test_where_code_for_any_size_cannot_be_made_each_size_has_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """It is tried once: each attempt takes as long as an entry."""
-    tried, compile_ = [], EntryBuilder._compile_as_marked
+    tried, compile_ = [], EntryBuilder._compile_as_is
 
     def refuse(self: EntryBuilder, call: Any, pending: Any) -> Any:
-        if hasattr(call.tensors[0], dynamo.OPEN_AXES):
+        if call.open_axes:
             tried.append(call)
             raise NoEntry("its results differ")
         return compile_(self, call, pending)
 
-    monkeypatch.setattr(EntryBuilder, "_compile_as_marked", refuse)
+    monkeypatch.setattr(EntryBuilder, "_compile_as_is", refuse)
     plan, facts, _ = built(fresh(double), tmp_path, 9, 8, 7, 6, 5, 4)
     assert [each["level"] for each in facts["entries"]] == [2] * 6
     assert (len(plan.calls), plan.open_axes(), len(tried)) == (6, [], 1)
+
+
+def broken(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y + 1
+
+
+@pytest.mark.slow
+def test_torch_compile_never_sees_which_axes_are_open():
+    """Its guards look at the marks of tensors, and a call without an entry goes to it."""
+    torch._dynamo.reset()
+    replica = Wrapped()
+    replica.owner.model = serve_warm.compile(fresh(broken))
+    name = replica.owner.model._serve_warm.name
+    calls = [call(size, of=name, modes=IN_INFERENCE) for size in (9, 8, 7, 6, 5, 4)]
+    plan, facts = packed_plan(replica, *calls)
+    assert {each["level"] for each in facts["entries"]} == {1}
+    assert (plan.open_axes(), plan.share) == ([], 1.0)
+
+
+def numbers(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return x * 2, x.shape[0]
+
+
+@pytest.mark.long
+def test_code_for_any_size_takes_no_call_of_a_library():
+    """Where a library cannot take any size, each size keeps its own library."""
+    replica = Wrapped()
+    replica.owner.model = serve_warm.compile(fresh(numbers), level=3)
+    name = replica.owner.model._serve_warm.name
+    calls = [call(size, of=name, modes=IN_INFERENCE) for size in (6, 5)]
+    plan, facts = packed_plan(replica, *calls)
+    assert [each["level"] for each in facts["entries"]] == [3, 3]
+    assert (len(plan.calls), plan.open_axes()) == (2, [])
 
 
 @pytest.mark.slow
