@@ -4,9 +4,9 @@
 
 The C++ compiler takes most of a library's build time (7 of 11 CPU seconds for a MiniLM). Only one
 thread can trace at a time. But the compiler is a separate process, so the compiler can run while
-torch traces the next graph. serve_warm records the command lines that torch would run, and lets
-torch continue as if each command had finished. For three libraries on two cores, this makes the
-phase `pack` of a build 22 % shorter (`tests/benchmarks/results/build.json`).
+torch traces the next graph. serve_warm runs the commands that torch would run, each in the
+background, and lets torch continue as if it had finished. `tests/benchmarks/bench_build.py`
+measures builds.
 
 Seen in torch 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py
