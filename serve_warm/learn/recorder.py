@@ -287,7 +287,8 @@ class Recorder:
         kwargs: Mapping[str, object],
         key: tuple[object, ...],
     ) -> _Kind:
-        if not kwargs and all(type(each) is Tensor for each in args):  # as in most calls
+        # Another argument than a tensor adds one item to the key, and the two notes at its end one.
+        if not kwargs and len(key) >= OF_MODES + OF_TENSOR * len(args):  # tensors alone, mostly
             return self._add(key, _Kind(counts, key, _is_model_thread()))
         kept = tuple(map(_keep, args)), _keep(dict(kwargs))
         tensors = _tensors_in(args, kwargs)
