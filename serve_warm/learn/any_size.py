@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Protocol
@@ -19,7 +18,7 @@ from typing import Protocol
 import torch
 
 from serve_warm.learn.plan import size_of
-from serve_warm.learn.recorded import TENSOR, RecordedCall
+from serve_warm.learn.recorded import TENSOR, RecordedCall, numbers_in
 
 MOST_OF_THEIR_OWN = 4
 """Maximum number of sizes that get code of their own, beside the code for any size: it is the
@@ -30,9 +29,9 @@ def open_axes(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
     """Return the calls in the order in which a build makes code for them.
 
     Calls that differ only in sizes belong together, but torch always makes code of its own where a
-    size is 0 or 1. First come the most frequent ones, and then the
-    others, with the axes for which the build tries to make code for any size (`any_size`). Most of
-    these find that code, and need none of their own.
+    size is 0 or 1. First come the most frequent calls. Then come the others, with the axes for
+    which the build tries to make code for any size (`any_size`). Most of these find that code, and
+    need none of their own.
     """
     groups: dict[tuple[object, ...], list[RecordedCall]] = {}
     for each in calls:
@@ -44,7 +43,7 @@ def open_axes(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
 
 def _opened(group: Sequence[RecordedCall]) -> list[RecordedCall]:
     """Return the calls for which code for any size is tried, in order, with their open axes."""
-    sizes = {each.key: _sizes_of(each) for each in group}
+    sizes = {each.key: each.sizes for each in group}
     by_tensor = zip(*sizes.values(), strict=True)
     axes = tuple(
         (tensor, axis)
@@ -88,7 +87,7 @@ def _takes_others(call: RecordedCall, axis: tuple[int, int], entry: Conditions) 
     tensor, place = axis
     if place not in entry.free(tensor)[0]:
         return False
-    sizes = _sizes_of(call)
+    sizes = call.sizes
     size = sizes[tensor][place]
     same = [(t, a) for t, a in call.any_size if sizes[t][a] == size]
     others = {size + 1, size + 2, 2 * size, size - 1, size - 2, size // 2} - {size, 0, 1}
@@ -108,7 +107,7 @@ def _form(call: RecordedCall) -> tuple[object, ...]:
         found = TENSOR.fullmatch(text)
         if found is None:
             return (id(call),)
-        sizes, strides = (_numbers(found[each]) for each in ("sizes", "strides"))
+        sizes, strides = (numbers_in(found[each]) for each in ("sizes", "strides"))
         is_dense = strides == _dense_strides(sizes)
         forms.append(
             (
@@ -124,18 +123,9 @@ def _form(call: RecordedCall) -> tuple[object, ...]:
     return call.callable, call.number, call.structure, modes, call.on_model_thread, tuple(forms)
 
 
-def _sizes_of(call: RecordedCall) -> list[list[int]]:
-    found = (TENSOR.fullmatch(each) for each in call.tensors)
-    return [_numbers(each["sizes"]) for each in found if each is not None]
-
-
 def _dense_strides(sizes: Sequence[int]) -> list[int]:
     strides, step = list[int](), 1
     for size in reversed(sizes):
         strides.append(step)
         step *= max(size, 1)
     return strides[::-1]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(each) for each in re.findall(r"\d+", text)]

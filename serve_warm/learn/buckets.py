@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from serve_warm._records import record
-from serve_warm.learn.recorded import TENSOR, RecordedCall
+from serve_warm.learn.recorded import RecordedCall
 
 MOST_SIZES = 1024
 """Maximum number of different sizes. With more, neighbours are taken together."""
@@ -95,11 +94,9 @@ def varying_axes(calls: Sequence[RecordedCall], *, more_than: int) -> Iterator[V
     """Yield the axes of tensors on which calls have more than this number of sizes."""
     counts: dict[tuple[str, int, int], Counter[int]] = {}
     for call in calls:
-        for number, text in enumerate(call.tensors):
-            found = TENSOR.fullmatch(text)
-            sizes = re.findall(r"\d+", found["sizes"]) if found is not None else []
+        for number, sizes in enumerate(call.sizes):
             for axis, size in enumerate(sizes):
-                counts.setdefault((call.callable, number, axis), Counter())[int(size)] += call.calls
+                counts.setdefault((call.callable, number, axis), Counter())[size] += call.calls
     for (name, number, axis), by_size in counts.items():
         if len(by_size) > more_than:
             yield VaryingAxis(callable=name, tensor=number, axis=axis, counts=by_size)

@@ -86,19 +86,9 @@ def _look(
     """Return the key of a call and its tensors; None for one with other arguments."""
     # The check in C++ confuses tensors that were made in inference mode with others, unless it runs
     # in the mode in which it was made. It does not look at grad mode.
-    key: list[object] = [callable_id, is_inference_mode_enabled(), is_grad_enabled()]
+    key: list[object] = [callable_id, is_inference_mode_enabled(), is_grad_enabled(), *kwargs]
     tensors: list[torch.Tensor] = []
-    for value in args:
-        if type(value) is Tensor and not value.__dict__:
-            tensors.append(value)
-            key.append(value.shape)
-        elif value is None or value is True or value is False:
-            key.append(value)
-        else:
-            return None
-    for name in kwargs:
-        value = kwargs[name]
-        key.append(name)
+    for value in (*args, *kwargs.values()):
         if type(value) is Tensor and not value.__dict__:
             tensors.append(value)
             key.append(value.shape)

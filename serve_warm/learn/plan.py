@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from serve_warm._redaction import first_line
 from serve_warm._regular_files import explain_pipe, read_regular
 from serve_warm.errors import ConfigError
 from serve_warm.learn import recorded_requests
-from serve_warm.learn.recorded import MOST_CALLS, TENSOR, RecordedCall
+from serve_warm.learn.recorded import MOST_CALLS, RecordedCall
 from serve_warm.learn.recorded_requests import OF_REQUESTS, RecordedRequest
 
 FORMAT = 1
@@ -260,12 +259,7 @@ def merge_plans(plans: Sequence[InputPlan]) -> InputPlan:
 
 def size_of(call: RecordedCall) -> int:
     """Return the number of values in the tensors of a call."""
-    found = (TENSOR.fullmatch(each) for each in call.tensors)
-    return sum(math.prod(_numbers(each["sizes"])) for each in found if each is not None)
-
-
-def _numbers(text: str) -> Sequence[int]:
-    return [int(each) for each in re.findall(r"\d+", text)]
+    return sum(map(math.prod, call.sizes))
 
 
 UNREADABLE = (

@@ -40,6 +40,15 @@ LONGEST = 1 << 16
 """Maximum number of characters of a structure."""
 
 
+def numbers_in(text: str) -> list[int]:
+    """Return the whole numbers in a list of sizes or strides.
+
+    >>> numbers_in("3, 16")
+    [3, 16]
+    """
+    return [int(each) for each in re.findall(r"\d+", text)]
+
+
 def class_name(kind: type) -> str:
     """Return the name of a class. A name that is made in a request may have a request's content."""
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -85,6 +94,12 @@ class RecordedCall:
         number = f" #{self.number + 1}" if self.number else ""
         tensors = ", ".join(re.sub(r" strides \[.*?\] on \S+$", "", each) for each in self.tensors)
         return f"{self.callable}{number}({self.structure}) with {tensors}"
+
+    @property
+    def sizes(self) -> list[list[int]]:
+        """The sizes of each tensor; empty for one that no recorder describes."""
+        found = map(TENSOR.fullmatch, self.tensors)
+        return [[] if each is None else numbers_in(each["sizes"]) for each in found]
 
     def why_not(self) -> str:
         """Return why the call cannot be repeated; empty if it can."""

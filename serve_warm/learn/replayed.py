@@ -15,13 +15,16 @@ import torch
 
 from serve_warm._redaction import describe_error, excerpt
 from serve_warm.errors import InputError
-from serve_warm.learn.recorded import SHOWN, TENSOR, NotRepeatable, RecordedCall, arguments_of
-from serve_warm.precompile import SESSION
-from serve_warm.precompile.recording import (
-    Dispatcher,
-    find_callables,
-    own_buffers,
+from serve_warm.learn.recorded import (
+    SHOWN,
+    TENSOR,
+    NotRepeatable,
+    RecordedCall,
+    arguments_of,
+    numbers_in,
 )
+from serve_warm.precompile import SESSION
+from serve_warm.precompile.recording import Dispatcher, find_callables, own_buffers
 
 SEED = 0
 """Seed of the random values in floating-point tensors."""
@@ -250,7 +253,7 @@ def make_tensor(text: str, noise: torch.Generator, whole: int = 0) -> torch.Tens
     if found is None:
         raise InputError(f"a tensor is not described as a recorder would: {excerpt(text, SHOWN)!r}")
     dtype = getattr(torch, found["dtype"])
-    sizes, strides = (_numbers(found[each]) for each in ("sizes", "strides"))
+    sizes, strides = (numbers_in(found[each]) for each in ("sizes", "strides"))
     # No view of another tensor: Dynamo's guards on the base of a view would fail in traffic.
     made = torch.empty_strided(sizes, strides, dtype=dtype, device=found["device"])
     extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
@@ -272,7 +275,3 @@ def can_make(dtype: str) -> bool:
     except (RuntimeError, TypeError, ValueError, AttributeError):  # quantized ones, bits
         return False
     return True
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(each) for each in text.split(",") if each.strip()]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -161,12 +161,17 @@ def import_dynamo() -> None:
 
 
 @contextlib.contextmanager
-def opened_axes(tensors: Sequence[torch.Tensor], axes: Iterable[tuple[int, int]]) -> Iterator[None]:
+def opened_axes(
+    tensors: Sequence[torch.Tensor], axes: Collection[tuple[int, int]]
+) -> Iterator[None]:
     """In the block, torch makes code for any size of these axes, unless the model needs this one.
 
     An axis is the number of a tensor and of its axis. The tensors must not reach other code that
     torch compiles: its guards look at the marks.
     """
+    if not axes:
+        yield
+        return
     import torch._dynamo
 
     before = [dict(vars(tensor)) for tensor in tensors]

@@ -85,6 +85,25 @@ class StandIn(OutsideServe):
         return Refusal(event.signature)
 
 
+class WrappedStandIn(StandIn):
+    """A replica of a wrapped application, which replays the calls of a plan."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.declared = None
+        self.owner.model = model
+
+    def check(self, inputs: Sequence[Input]) -> None:
+        """Accept the calls of a plan."""
+
+    async def call(self, item: Input) -> None:
+        self.calls.append(item.name)
+        if callable(item.target):
+            await item.target()
+        else:
+            self.owner.model(*item.args)
+
+
 def use_private_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make starts in this process put their caches below `tmp_path`."""
     caches = tmp_path / "caches"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from serve_warm.precompile.builders.builder import EntryBuilder
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.report import LearnedCalls, Stage
-from starts import StandIn, failed, offer, process, store_fixture, warm_up  # noqa: F401 - fixtures
+from starts import WrappedStandIn, failed, offer, process, store_fixture, warm_up  # noqa: F401 - fixtures
 
 
 @pytest.fixture(autouse=True)
@@ -37,23 +37,12 @@ def callables() -> Iterator[None]:
     SESSION.recorder = None
 
 
-class Wrapped(StandIn):
-    """A replica of a wrapped application: it declares nothing."""
+class Wrapped(WrappedStandIn):
+    """A replica of a wrapped application with a model at level 1."""
 
     def __init__(self, declared: Any = None) -> None:
-        super().__init__()
+        super().__init__(serve_warm.compile(fresh(double), backend="eager", dynamic=False))
         self.declared = declared
-        self.owner.model = serve_warm.compile(fresh(double), backend="eager", dynamic=False)
-
-    def check(self, inputs: Sequence[Input]) -> None:
-        """Accept the calls of a plan."""
-
-    async def call(self, item: Input) -> None:
-        self.calls.append(item.name)
-        if callable(item.target):
-            await item.target()
-        else:
-            self.owner.model(*item.args)
 
 
 def call(*shape: int, of: str = "compiled.double", **fields: Any) -> RecordedCall:
