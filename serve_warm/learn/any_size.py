@@ -33,6 +33,8 @@ def open_axes(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
     which the build tries to make code for any size (`any_size`). Most of these find that code, and
     need none of their own.
     """
+    # A plan that comes from an artifact has the axes of that build.
+    calls = [dataclasses.replace(each, any_size=()) for each in calls]
     groups: dict[tuple[object, ...], list[RecordedCall]] = {}
     for each in calls:
         groups.setdefault(_form(each), []).append(each)

@@ -136,6 +136,12 @@ def test_wrong_axes_are_one_error(wrong: object):
         RecordedCall.from_json({**call((2, 4)).to_json(), "any_size": wrong})
 
 
+def test_the_axes_of_another_build_are_forgotten():
+    """Or a call with code of its own would open axes, which a person may also have mistyped."""
+    given = [dataclasses.replace(call((8, 4), calls=9), any_size=((0, 63),)), call((2, 4))]
+    assert sizes(open_axes(given)) == [("[8, 4]", ()), ("[2, 4]", ((0, 0),))]
+
+
 class Sizes:
     """An entry that takes sizes for which a condition holds."""
 
