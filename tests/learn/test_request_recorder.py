@@ -11,7 +11,7 @@ import random
 import re
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -798,17 +798,8 @@ def test_paths_of_one_route_are_one_request():
     assert targets(requests) == {"POST /item/alice": 2, "POST /all": 1}
 
 
-def test_routes_of_a_fastapi_app_share_slots_and_hide_secrets():
-    """FastAPI adds the route and its parameters to the scope."""
-    app, model = FastAPI(), Owner()
-
-    @app.post("/item/{name}")
-    def item(name: str) -> int:
-        return model.run(3)
-
-    @app.post("/reset/{token}/{name}")
-    def reset(token: str, name: str) -> int:
-        return model.run(3)
+def asked_of(app: FastAPI, *scopes: Mapping[str, Any]) -> RequestRecorder:
+    """Return what is recorded of these requests, which the application answers."""
 
     class Fast:
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -823,8 +814,25 @@ def test_routes_of_a_fastapi_app_share_slots_and_hide_secrets():
     async def send(message: Any) -> None:
         assert message.get("status", 200) == 200
 
-    for path in ("/item/alice", "/item/bob", "/reset/hunter2/bob"):
-        asyncio.run(Fast()({**scope(path), "root_path": ""}, receive, send))
+    for each in scopes:
+        asyncio.run(Fast()(each, receive, send))
+    return requests
+
+
+def test_routes_of_a_fastapi_app_share_slots_and_hide_secrets():
+    """FastAPI adds the route and its parameters to the scope."""
+    app, model = FastAPI(), Owner()
+
+    @app.post("/item/{name}")
+    def item(name: str) -> int:
+        return model.run(3)
+
+    @app.post("/reset/{token}/{name}")
+    def reset(token: str, name: str) -> int:
+        return model.run(3)
+
+    paths = ("/item/alice", "/item/bob", "/reset/hunter2/bob")
+    requests = asked_of(app, *({**scope(path), "root_path": ""} for path in paths))
     assert targets(requests) == {"POST /item/alice": 2, "POST /reset/xxxxxxx/bob": 1}
 
 
@@ -858,22 +866,11 @@ def test_parameters_of_a_path_that_name_a_secret_are_hidden(
         outer.mount("/in", app)
     app.post(route)(answer)
 
-    class Fast:
-        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            await outer(scope, receive, send)
-
-    requests = RequestRecorder()
-    requests.watch(Fast, ["__call__"], model_id=str)
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Any) -> None:
-        assert message.get("status", 200) == 200
-
     prefix = "/in" if is_mounted else ""
-    for root in ("", "/shop"):
-        asyncio.run(Fast()({**scope(root + prefix + path), "root_path": root}, receive, send))
+    roots = ("", "/shop")
+    requests = asked_of(
+        outer, *({**scope(root + prefix + path), "root_path": root} for root in roots)
+    )
     assert len(seen) == 2
     assert targets(requests) == {f"POST {prefix}{shown}": 2}
 
@@ -1347,22 +1344,9 @@ def test_a_path_is_the_same_in_a_replay():
         seen.append(text)
         return model.run(len(text))
 
-    class Fast:
-        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            await app(scope, receive, send)
-
-    requests = RequestRecorder()
-    requests.watch(Fast, ["__call__"], model_id=str)
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Any) -> None:
-        assert message.get("status", 200) == 200
-
     text = "hello world é?%41"
     given = {**scope(f"/embed/{text}"), "method": "GET", "root_path": ""}
-    asyncio.run(Fast()(given, receive, send))
+    requests = asked_of(app, given)
     item = as_input(RecordedRequest.from_json(requests.requests()[0]))
     assert item.http is not None
     exchange = Exchange(item, *item.http)
