@@ -571,6 +571,7 @@ SLICES = {
         "(TEXT * (least // len(TEXT) + 1))[:max(least, min(len(TEXT), most))]"
     },
     "cli.explaining": {"more[:SHOWN_LINES]"},  # whole lines
+    "learn.any_size": {"by_calls[:MOST_OF_THEIR_OWN]"},  # recorded calls
     "learn.call_files": {"hashlib.sha256(joined.encode()).hexdigest()[:32]"},
     "learn.recorder": {"by_use[:COUNTED_KEPT // 2]"},  # kinds of calls
     "node_server.ledger": {"dead[:max(0, len(dead) - REMEMBERED)]"},  # records

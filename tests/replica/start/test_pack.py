@@ -50,13 +50,13 @@ def test_a_second_pack_has_the_same_entries(tmp_path: Path):
 
     new_replay: Any = Replay
     asyncio.run(Replay().once())
-    first, facts, answered_by, _ = asyncio.run(pack(start.report(), tmp_path, new_replay))
-    second, facts_again, _, _ = asyncio.run(pack(start.report(), tmp_path, new_replay))
+    first = asyncio.run(pack(start.report(), tmp_path, new_replay))
+    second = asyncio.run(pack(start.report(), tmp_path, new_replay))
 
-    assert [entry["level"] for entry in facts["entries"]] == [2]
-    assert len(answered_by[ITEM.name].entries) == 1
-    assert facts_again == facts
-    assert sorted(second) == sorted(first) == ["cache", "precompiled"]
+    assert [entry["level"] for entry in first.facts["entries"]] == [2]
+    assert len(first.answered_by[ITEM.name].entries) == 1
+    assert second.facts == first.facts
+    assert sorted(second.parts) == sorted(first.parts) == ["cache", "precompiled"]
 
 
 def test_a_build_compiles_what_after_ready_would_run_eagerly():
