@@ -7,6 +7,8 @@ The names used from `torch._inductor.cpu_vec_isa` and `config` are private (seen
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import hashlib
 import os
 import platform
@@ -15,9 +17,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, overload
 
-from serve_warm import fingerprint
+from serve_warm import _daemon_threads, fingerprint
 from serve_warm.compiler.imports import when_imported
 from serve_warm.errors import CompilerMissing, ConfigError
 from serve_warm.private_apis import inductor, module_names, patches
@@ -54,9 +56,11 @@ def _describe_trouble(program: str) -> str:
 class IsaChecks:
     """The results of torch's probe of the CPU's vector ISA, for reuse on equal CPUs.
 
-    The probe compiles and loads a small library for each possible ISA. The probe takes 4.5 s in a
-    cold start and about 0.8 s in a warm start. The manifest contains the results, which are used
-    only if the fingerprint (CPU flags, compiler, torch) matches.
+    The probe compiles and loads a small library for each question about an ISA. torch asks about
+    all ISAs of this CPU and then takes the widest one. With serve_warm it asks about the others
+    only if somebody wants another one: 4 questions and not 10 on a CPU with AMX
+    (`tests/benchmarks/bench_build.py`). The manifest contains the results, which are used only if
+    the fingerprint (CPU flags, compiler, torch) matches.
     """
 
     def __init__(self) -> None:
@@ -67,9 +71,12 @@ class IsaChecks:
         """Use `answers` from now on. torch still probes an ISA that is not in `answers`."""
         self._given = dict(answers)
 
-    def hook(self, _: ModuleType) -> None:
+    def hook(self, cpu_vec_isa: ModuleType) -> None:
         """Replace torch's probe if this version of torch has `check_build`."""
         patches.replace("VecISA.check_build", self._answer)
+        patches.replace(
+            "valid_vec_isa_list", functools.partial(_probing_on_demand, cpu_vec_isa=cpu_vec_isa)
+        )
 
     def _answer(self, original: Callable[[Any, str], bool]) -> Callable[[Any, str], bool]:
         def check_build(isa: Any, code: str) -> bool:
@@ -82,6 +89,70 @@ class IsaChecks:
             return self.answers[question]
 
         return check_build
+
+
+class ProbedOnDemand(Sequence[object]):
+    """The vector ISAs that work here, the widest first. Each is probed when somebody reaches it.
+
+    torch loops over them until one fits, and takes the first one by default.
+    """
+
+    def __init__(self, candidates: Sequence[object]) -> None:
+        self._untried = list(candidates)
+        self._found: list[object] = []
+        # Two threads would compile the same probe, and a probe changes its ISA's flags meanwhile.
+        self._lock = threading.RLock()
+
+    @overload
+    def __getitem__(self, index: int) -> object: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[object]: ...
+
+    def __getitem__(self, index: int | slice) -> object | list[object]:
+        is_from_the_start = isinstance(index, int) and index >= 0
+        self._probe(index + 1 if isinstance(index, int) and is_from_the_start else None)
+        return self._found[index]
+
+    def __len__(self) -> int:
+        self._probe(None)
+        return len(self._found)
+
+    def __bool__(self) -> bool:
+        self._probe(1)
+        return bool(self._found)
+
+    def _probe(self, wanted: int | None) -> None:
+        """Probe until there are `wanted` ISAs, or all."""
+        with self._lock:
+            while self._untried and (wanted is None or len(self._found) < wanted):
+                if self._untried[0]:
+                    self._found.append(self._untried[0])
+                del self._untried[0]
+
+
+def _probing_on_demand(
+    stock: Callable[[], Sequence[object]], *, cpu_vec_isa: ModuleType
+) -> Callable[[], Sequence[object]]:
+    @functools.cache  # as torch's own function
+    def valid_vec_isa_list() -> Sequence[object]:
+        candidates = inductor.candidate_isas(cpu_vec_isa)
+        return stock() if candidates is None else ProbedOnDemand(candidates)
+
+    return valid_vec_isa_list
+
+
+def probe_ahead() -> None:
+    """Begin to probe this CPU's vector ISA in the background, if Inductor is loaded.
+
+    A library needs the ISA only after its kernels are made. On a GPU nothing has asked before.
+    """
+    pick = inductor.isa_picker()
+    if pick is not None:
+        # In this thread's context, because settings of torch belong to one. If it fails, torch asks
+        # again and says why.
+        work = functools.partial(contextvars.copy_context().run, pick)
+        _daemon_threads.begin(work, name="serve_warm-isa")
 
 
 _isa_checks: IsaChecks | None = None

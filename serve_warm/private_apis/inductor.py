@@ -9,11 +9,17 @@ it. So each function here imports what it needs.
 from __future__ import annotations
 
 import contextlib
+import platform
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
+from serve_warm.private_apis import module_names
+
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import torch
 
 # Settings -----------------------------------------------------------------------------------------
@@ -74,6 +80,27 @@ def force_setting(config: Any, name: str, value: object) -> bool:
         return False
     entry.env_value_force = value
     return True
+
+
+def candidate_isas(cpu_vec_isa: ModuleType) -> list[object] | None:
+    """Return the vector ISAs that this CPU has and Inductor knows, the widest first; probe none.
+
+    `cpu_vec_isa` is Inductor's module of that name. Returns None on other CPUs than x86, where
+    Inductor knows only one.
+    """
+    if platform.machine() != "x86_64":
+        return None
+    has = cpu_vec_isa.x86_isa_checker()
+    known = cpu_vec_isa.supported_vec_isa_list
+    return [isa for isa in known if all(name in has for name in str(isa).split())]
+
+
+def isa_picker() -> Callable[[], object] | None:
+    """Return Inductor's function that picks a vector ISA, or None if Inductor is not loaded."""
+    # What the probe imports must be there: two threads that import in turns see half a module.
+    if module_names.CODECACHE not in sys.modules:
+        return None
+    return cast("Callable[[], object]", sys.modules[module_names.CPU_VEC_ISA].pick_vec_isa)
 
 
 # Graphs -------------------------------------------------------------------------------------------

@@ -126,6 +126,7 @@ TABLE: tuple[Patch, ...] = (
         f"{INDUCTOR}.cpu_vec_isa:VecISA.check_build",
         "takes the answers of the build, so a start runs no compiler",
     ),
+    _process(f"{INDUCTOR}.cpu_vec_isa:valid_vec_isa_list", "probes no ISA that nobody asks for"),
     _process(
         f"{INDUCTOR}.cpu_vec_isa:x86_isa_checker", "compiles for every CPU with AVX2 (`portable`)"
     ),

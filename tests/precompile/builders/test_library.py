@@ -850,6 +850,49 @@ def test_a_library_keeps_the_text_that_it_does_not_print():
     assert cpp.without_prints("int x;") == "int x;"
 
 
+CHECKED = """\
+AOTI_NOINLINE static void check_input_0(
+    AtenTensorHandle* input_handles
+) {
+    ConstantHandle arg0_1 = ConstantHandle(input_handles[0]);
+
+    if (1024 != arg0_1.sizes()[0]) {
+        throw std::runtime_error("unmatched dim value");
+    }
+}
+
+static bool _check_aoti_runtime_check_inputs_env() {
+    return false;
+}
+
+AOTI_NOINLINE static void __check_inputs_outputs(
+    AtenTensorHandle* input_handles,
+    AtenTensorHandle* output_handles) {
+    if (!_check_aoti_runtime_check_inputs_env()){
+        return;
+    }
+    check_input_0(input_handles);
+}
+    if (_check_aoti_runtime_check_inputs_env()) { assert_size_stride(arg0_1, {64L, }, {1L, }, ""); }
+    int kept;
+"""
+
+
+def test_a_library_has_no_checks_that_nobody_runs():
+    """The dispatcher has compared the inputs. What surrounds the checks stays, and other code."""
+    changed = cpp.without_checks(CHECKED)
+    assert not any(each in changed for each in ("check_input_0", "unmatched", "assert_size_stride"))
+    assert changed.count("_check_aoti_runtime_check_inputs_env()") == 2
+    assert changed.endswith("        return;\n    }\n}\n    int kept;\n")
+    unknown = CHECKED.replace("    check_input_0(input_handles);", "    check_input_0(other);")
+    assert cpp.without_checks(unknown) == unknown
+
+
+@pytest.mark.slow
+def test_the_checks_are_those_that_torch_writes(lookup: Case):
+    assert b"unmatched dim value" not in lookup.made.data
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("option", "refused"), [("-static-libstdc++", True), ("-shared", False)])
 def test_a_library_with_a_cpp_runtime_of_its_own_is_refused(option, refused, tmp_path):
