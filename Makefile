@@ -173,6 +173,8 @@ gpu: $(READY)
 	  --workloads recipe64_regions_gpu \
 	  --systems floor,eager,cold,torch_bytes,copied_dir,serve_warm --levels 1,2 \
 	  --add-to $(RESULTS)/startup_gpu.json --json $(RESULTS)/startup_gpu.json
+	$(BIN)/python tests/benchmarks/bench_build.py --workloads vit_large_gpu,whisper_large_gpu --turns 1 \
+	  --json $(RESULTS)/build_gpu.json
 	$(BIN)/python tests/gpu/serve_requests.py --json $(RESULTS)/requests_gpu.json
 	$(BIN)/python tests/gpu/eight_replicas.py --json $(RESULTS)/replicas_gpu.json
 	$(BIN)/python tests/gpu/eager_gpu.py --limit-s 7200 --json $(RESULTS)/eager_gpu.json

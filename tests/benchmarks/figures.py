@@ -558,6 +558,25 @@ def on_a_gpu() -> str:
     )
 
 
+def builds_on_a_gpu() -> str:
+    """Return where the seconds of level-3 builds on a GPU go, beside those of an earlier commit."""
+    found = load("build_gpu")
+    machine = found["machine"]
+    parts = ("compile", "code", "wait", "pack", "whole", "cpu_s")
+    lines = head("workload", "", *(part.replace("cpu_s", "CPU seconds") for part in parts), left=2)
+    for of in found["rows"]:
+        lines += [
+            row(of["workload"], side, *(f"{of[side][part]:.0f}" for part in parts))
+            for side in ("before", "after")
+        ]
+    return page(
+        f"`python tests/benchmarks/bench_build.py --before {found['before']} --workloads "
+        f"{','.join(of['workload'] for of in found['rows'])} --turns 1`, {machine['gpu']}, "
+        f"{machine['cpus']} cores, torch {machine['torch']}, seconds.",
+        lines,
+    )
+
+
 def requests_on_a_gpu() -> str:
     """Return the clients' measurements of a replica on a GPU, and of a naive replica."""
     found = load("requests_gpu")
@@ -845,6 +864,7 @@ SECTIONS = {
     "imports": (BENCHMARKS, imports),
     "warm calls": (BENCHMARKS, warm_calls),
     "starts on a GPU": (GPU, on_a_gpu),
+    "builds on a GPU": (GPU, builds_on_a_gpu),
     "requests on a GPU": (GPU, requests_on_a_gpu),
     "replicas at once on GPUs": (GPU, at_once_on_gpus),
     "decoding on a GPU": (GPU, decoding_on_a_gpu),
