@@ -12,6 +12,7 @@ does not read stores.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal, NoReturn
@@ -294,7 +295,7 @@ def find_hint(
     """Return a hint that says what to do if no variant fits. `app` is what to build."""
     build = (
         "build an artifact on the same kind of machine, with the same settings: serve-warm build "
-        f"{app} --store {uri}"
+        f"{shlex.join((app, '--store', uri))}"
     )
     if any(map(_wants_portable, trace)):
         return "set `cpu: portable` in user_config.warmup to use the artifact built for every CPU"

@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -167,7 +168,7 @@ def _refuse_missing_folder(store: Store, place: Place) -> None:
     raise ArtifactNotFound(
         f"{store.uri} has no artifact for {place}: {missing}",
         hint="check the path and its mount, or build the first artifact: serve-warm build APP "
-        f"--store {store.uri}",
+        f"--store {shlex.quote(store.uri)}",
     )
 
 
@@ -191,13 +192,14 @@ def _refuse_other_places(pages: Iterator[Sequence[Listed]], uri: str, place: Pla
             f"{uri} has no artifact for {place}, but has artifacts for {place.deployment!r} of "
             f"other applications: {names}",
             hint="if one of these is this application, set `application` to its name in "
-            f"user_config.warmup; otherwise, build an artifact: serve-warm build APP --store {uri}",
+            "user_config.warmup; otherwise, build an artifact: serve-warm build APP --store "
+            f"{shlex.quote(uri)}",
         )
     if old:
         raise ArtifactNotFound(
             f"{uri} has no artifact for {place}, except artifacts in the layout of an older "
             f"version of serve_warm ({STATEMENTS}{wanted}/), which are not read",
-            hint=f"build an artifact again: serve-warm build APP --store {uri}",
+            hint=f"build an artifact again: serve-warm build APP --store {shlex.quote(uri)}",
         )
 
 

@@ -354,11 +354,12 @@ def load_application(target: str) -> Application:
 def read_document(target: str) -> dict[str, Any]:
     """Return the content of a Serve YAML, or an equivalent for `module:app`.
 
-    The function does not import the module.
+    A YAML with Kubernetes manifests has its Serve config in a RayService. The function does not
+    import the module.
 
     Raises:
-        ConfigError: the target is neither a YAML nor `module:app`, or the YAML cannot be read or
-            has no applications.
+        ConfigError: the target is neither a YAML nor `module:app`, or the YAML cannot be read, has
+            no applications, or has more than one Serve config.
     """
     if _is_yaml(target):
         return _read_yaml(target)
@@ -379,7 +380,8 @@ def _is_yaml(target: str) -> bool:
 
 def _read_yaml(target: str) -> dict[str, Any]:
     try:
-        loaded = yaml.safe_load(read_regular(target).decode())
+        documents = yaml.safe_load_all(read_regular(target).decode())
+        found = [config for each in documents if (config := _config_in(each)) is not None]
     except FileNotFoundError as error:
         raise ConfigError(
             f"{target} does not exist",
@@ -393,12 +395,32 @@ def _read_yaml(target: str) -> dict[str, Any]:
         ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8
         raise ConfigError(f"{target} cannot be read: {error}", hint=explain_pipe(error)) from error
-    if not isinstance(loaded, dict) or not loaded.get("applications"):
+    if not found:
         raise ConfigError(
             f"{target} has no applications",
             hint=f"a Serve config has a list `applications`; {WRITES_ONE}",
         )
-    return loaded
+    if len(found) > 1:
+        raise ConfigError(
+            f"{target} has {len(found)} Serve configs, and serve-warm takes one",
+            hint="split the file",
+        )
+    return found[0]
+
+
+def _config_in(document: object) -> dict[str, Any] | None:
+    """Return the Serve config that a document of a YAML is, or that a RayService contains."""
+    if isinstance(document, dict) and document.get("kind") == "RayService":
+        spec = document.get("spec")
+        text = spec.get(OF_RAY_SERVICE) if isinstance(spec, dict) else None
+        document = yaml.safe_load(text) if isinstance(text, str) else None
+    if isinstance(document, dict) and document.get("applications"):
+        return document
+    return None
+
+
+OF_RAY_SERVICE = "serveConfigV2"
+"""The field of a RayService with its Serve config, which is a text."""
 
 
 def find_schema_problems(document: Mapping[str, Any]) -> list[tuple[str, str]]:

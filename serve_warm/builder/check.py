@@ -9,6 +9,7 @@ replica's machine, or cannot be proven from the source. No check runs an `__init
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -187,7 +188,8 @@ def _check_wrapped(application: Application) -> CheckFindings:
     found = Problem(
         where=f"{application.target}: import_path",
         what=f"{path} is not wrapped, so Serve starts it without serve_warm",
-        fix=f"serve-warm init {application.target}, which proposes import_path: {WRAP}",
+        fix=f"serve-warm init {shlex.quote(application.target)}, which proposes "
+        f"import_path: {WRAP}",
     )
     return CheckFindings(warnings=(found,))
 

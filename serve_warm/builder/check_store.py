@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from typing import TypeVar
@@ -75,7 +76,7 @@ def check_store(
             where=where,
             what=f"the store did not give its artifacts within {READ_LIMIT_S:.0f} s, so nothing is "
             "known about their signatures and machines",
-            fix=f"serve-warm diff {uri} --deployment {deployment}",
+            fix=f"serve-warm diff {shlex.quote(uri)} --deployment {shlex.quote(deployment)}",
         )
         return checked + CheckFindings(warnings=(found,))
     return checked + _judge(candidates, wanted, application, deployment, uri)
@@ -104,7 +105,7 @@ def compare_stores(
         found = Problem(
             where=f"{deployment}: artifact {uri}",
             what=f"--store is {_address(store)}, but the replicas read from {_address(uri)}",
-            fix=f"set artifact: {_address(store)}, or pass --store {uri}",
+            fix=f"set artifact: {_address(store)}, or pass --store {shlex.quote(uri)}",
         )
         checked += CheckFindings(problems=(found,))
     # `serve run module:app` starts replicas on this machine, in this folder.
@@ -192,7 +193,7 @@ def _is_same_store(uri: str, other: str) -> bool:
 
 def _explain_empty(application: Application, uri: str, place: Place) -> Problem:
     """Return the warning for a store that has nothing for a deployment."""
-    fix = f"serve-warm build {application.target} --store {uri}"
+    fix = f"serve-warm build {shlex.join((application.target, '--store', uri))}"
     fix += " --all" if len(application.warming) > 1 else ""
     store = open_store(uri)
     missing = find_missing_folder(store, holding=STATEMENTS)
@@ -299,7 +300,8 @@ def _judge(
 ) -> CheckFindings:
     """Return what a start would take, or why it would take nothing, in the order of a pull."""
     where = f"{deployment}: artifact {uri}"
-    build = f"serve-warm build {application.target} --store {uri} --deployment {deployment}"
+    options = (application.target, "--store", uri, "--deployment", deployment)
+    build = f"serve-warm build {shlex.join(options)}"
     chosen = choose.choose(candidates, CodeAndModel(code=wanted.code))
     if chosen is not None:
         return _judge_chosen(chosen, candidates, wanted, where=where, uri=uri, build=build)
@@ -323,7 +325,7 @@ def _judge(
         fix = f"set OMP_NUM_THREADS as in the build, or {build}"
     if wanted.elsewhere:
         what += f". Replicas have their own software by {wanted.elsewhere}, which is not known here"
-        fix = f"serve-warm diff {uri} in the replicas' image"
+        fix = f"serve-warm diff {shlex.quote(uri)} in the replicas' image"
     return CheckFindings(warnings=(Problem(where=where, what=what, fix=fix),))
 
 
@@ -345,7 +347,9 @@ def _judge_chosen(
     refused = [each.considered for each in candidates if each.refusal is not None]
     if refused:
         what += f"; {len(refused)} refused, such as {refused[0].statement}: {refused[0].message}"
-    taken = Problem(where=where, what=what, fix=f"serve-warm inspect {uri} shows all artifacts")
+    taken = Problem(
+        where=where, what=what, fix=f"serve-warm inspect {shlex.quote(uri)} shows all artifacts"
+    )
     if not wanted.code or not made_of.code or made_of.code == wanted.code:
         return CheckFindings(notes=(taken,))
     changed = Problem(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -341,7 +342,7 @@ def _of_ready(state: Mapping[str, Any], verdict: str) -> list[Finding]:
     """Return what is wrong with a replica that serves."""
     found: list[Finding] = []
     reason, store = text_of(state.get("reason")), text_of(state.get("store"))
-    quoted = f"'{store}'" if " " in store else store
+    quoted = shlex.quote(store)
     if state.get("nothing_compiles") is True:
         text = next((w for w in map(text_of, list_of(state.get("warnings"))) if COMPILED in w), "")
         return [Finding(answer="no compiled code", said=text or reason)]

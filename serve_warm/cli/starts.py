@@ -406,7 +406,8 @@ def _show_built(built: Built, *, unsigned: bool, is_own: bool) -> None:
         click.echo(f"  portable    {built.portable_libraries} libraries, none needs more than AVX2")
     if unsigned:
         click.echo("the artifact is unsigned, so no replica loads it; sign it with")
-        click.echo(f"  serve-warm sign {built.store} --unsigned --key FILE --publish STORE \\")
+        store = shlex.quote(built.store)
+        click.echo(f"  serve-warm sign {store} --unsigned --key FILE --publish STORE \\")
         quoted = map(shlex.quote, (built.application, built.deployment))
         click.echo("    --application {} --deployment {}".format(*quoted))
         return

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import shlex
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -232,10 +233,11 @@ def _told_of_store(each: Observed) -> str:
     """Return the store, or the command that explains why the store's artifact is not in use."""
     if not each.store:
         return ""
+    store = shlex.quote(each.store)
     if each.verdict == "partial" and "parity: " in each.event:
-        return f"signers: serve-warm inspect {each.store}"  # it fits, but its results were wrong
+        return f"signers: serve-warm inspect {store}"  # it fits, but its results were wrong
     command = ASK_STORE.get(each.verdict)
-    return f"why: serve-warm {command} {each.store}" if command else f"store {each.store}"
+    return f"why: serve-warm {command} {store}" if command else f"store {each.store}"
 
 
 def _describe_levels(each: Observed) -> str:

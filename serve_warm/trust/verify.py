@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
@@ -144,7 +145,8 @@ def _refusal(opened: Envelope, trust: Trust, store: str) -> ArtifactRefused:
             "the statement has no signature",
             reason="untrusted",
             hint="replicas load only signed artifacts. Whoever has a private key that this machine "
-            f"trusts can check and sign this one: serve-warm sign {store or 'STORE'} --unsigned "
+            f"trusts can check and sign this one: serve-warm sign {shlex.quote(store or 'STORE')} "
+            "--unsigned "
             "--application NAME --deployment NAME --key FILE",
         )
     return ArtifactRefused(

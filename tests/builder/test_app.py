@@ -161,6 +161,30 @@ def test_a_yaml_without_applications_is_refused(written, config):
     assert "serve-warm init module:app --write writes one" in error.hint
 
 
+def manifests(*configs: Any) -> bytes:
+    """Return Kubernetes manifests with a RayService for each Serve config."""
+    services = [
+        {"kind": "RayService", "spec": {"serveConfigV2": yaml.safe_dump(config)}}
+        for config in configs
+    ]
+    others = [{"kind": "ConfigMap", "data": {"applications": "[]"}}, None, {"kind": "RayService"}]
+    return yaml.safe_dump_all([*others, *services]).encode()
+
+
+def test_the_config_of_a_ray_service_loads(tmp_path, example):
+    """It is the file that a platform engineer has, beside other manifests."""
+    path = tmp_path / "rayservice.yaml"
+    path.write_bytes(manifests(example))
+    assert load_app(str(path)).deployment == "TextEmbedder"
+
+    path.write_bytes(manifests(example, example))
+    assert refusal(str(path)).message == f"{path} has 2 Serve configs, and serve-warm takes one"
+    path.write_bytes(manifests())
+    assert refusal(str(path)).message == f"{path} has no applications"
+    path.write_bytes(b"kind: RayService\nspec: {serveConfigV2: 'applications: ['}\n")
+    assert "is not YAML: line 1, column " in refusal(str(path)).message
+
+
 def test_two_applications_are_refused(written, example):
     """An artifact is for one application. The error names both."""
     second = {**copy.deepcopy(example["applications"][0]), "name": "second", "route_prefix": "/2"}

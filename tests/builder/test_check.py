@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 import socket
 import stat
 import subprocess
@@ -527,13 +528,15 @@ def test_a_call_that_outlasts_serves_watchdog_is_a_warning(  # noqa: PLR0917 - f
 def test_a_missing_folder_is_a_warning_with_the_build(written, tmp_path):
     """`build` makes the folder. A folder with a similar name beside it is only a suggestion."""
     (tmp_path / "artifacts" / "statements").mkdir(parents=True)
-    for name, question in (("artefacts", ", or did you mean 'artifacts'?"), ("new", "")):
+    suggestion = ", or did you mean 'artifacts'?"
+    for name, question in (("artefacts", suggestion), ("new", ""), ("two words", "")):
         path = written(user_config=warmup(artifact=f"file://{tmp_path}/{name}"))
         checked = found(path)
         (warning,) = checked.warnings
         assert checked.problems == ()
         assert warning.what.startswith(f"{tmp_path}/{name} does not exist: it has no artifact")
-        assert warning.fix == f"serve-warm build {path} --store file://{tmp_path}/{name}{question}"
+        store = shlex.quote(f"file://{tmp_path}/{name}")
+        assert warning.fix == f"serve-warm build {path} --store {store}{question}"
 
 
 # Stores ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import math
 import os
+import shlex
 import sys
 import threading
 import time
@@ -716,7 +717,8 @@ def _build_again(artifact: ArtifactUse, counts: Counts) -> str:
     return (
         f"partial: {max(counts.fx_misses + counts.fx_bypasses, counts.kernels, 1)} graphs or "
         f"kernels are not in the artifact of {artifact.created[:10]}: {why}. "
-        f"Build again: serve-warm build APP --store {artifact.store} --if-published supersede"
+        f"Build again: serve-warm build APP --store {shlex.quote(artifact.store)} "
+        "--if-published supersede"
     )
 
 
