@@ -11,6 +11,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -307,6 +309,7 @@ def _calls(start: ReportedStart) -> Iterator[str]:
         return
     total = sum(_whole(each.get("calls")) for each in (*entries, *eager))
     by_callable: dict[str, list[tuple[str, ...]]] = {}
+    padding = _padding([*entries, *eager])
     for each in entries:
         level = _whole(each.get("level"))
         why = text_of(each.get("reason"))
@@ -326,6 +329,33 @@ def _calls(start: ReportedStart) -> Iterator[str]:
         yield f"<details{is_open}><summary><code>{_show(name)}</code>, {kinds}</summary>"
         yield from _table(("call", "runs", "calls ", "share ", "why not higher"), rows)
         yield "</details>"
+        yield from (f"<p>{_show(line)}</p>" for line in padding.get(name, ()))
+
+
+def _padding(calls: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return what padding to few sizes would add, by callable, for axes with many sizes."""
+    counts: dict[tuple[str, int, int], Counter[int]] = {}
+    for each in calls:
+        name, called = text_of(each.get("callable")), _whole(each.get("calls"))
+        for tensor, sizes in enumerate(SIZES.findall(text_of(each.get("call")))):
+            for axis, size in enumerate(sizes.split(",")):
+                if called:
+                    counts.setdefault((name, tensor, axis), Counter())[int(size)] += called
+    found: dict[str, list[str]] = {}
+    for (name, tensor, axis), by_size in counts.items():
+        if len(by_size) > BUCKETS:
+            from serve_warm.learn.buckets import VaryingAxis  # imports torch
+
+            varying = VaryingAxis(callable=name, tensor=tensor, axis=axis, counts=by_size)
+            found.setdefault(name, []).append(varying.describe(BUCKETS))
+    return found
+
+
+SIZES = re.compile(r"\w+\[(\d{1,9}(?:, \d{1,9})*)\]")
+"""The sizes of a tensor in the description of a call."""
+
+BUCKETS = 4
+"""Number of sizes to pad to, as in `serve-warm plan`."""
 
 
 def _call_row(each: Mapping[str, Any], total: int, kind: str, why: str) -> tuple[str, ...]:

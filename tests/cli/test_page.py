@@ -142,6 +142,19 @@ def test_coverage_has_each_call_with_its_share():
     assert "<details open>" in page_of(with_calls(9))
 
 
+def test_an_axis_with_many_sizes_says_what_padding_adds():
+    """Padding is a waste of a few values, and each size less is one call less to build."""
+    sizes = tuple(
+        EntryUse(callable="Model", call=f"x=int64[1, {n}], y=float32[]", level=2, calls=10)
+        for n in (8, 9, 16, 20, 32)
+    )
+    text = Found(page_of(dataclasses.replace(FULL, entries=sizes))).text
+    said = "Model: axis 1 of tensor 0 has 5 sizes from 8 to 32; padded to 9, 16, 20, 32, it has 1%"
+    assert f"{said} more values" in text
+    assert "axis 0 of tensor 0" not in text
+    assert "more values" not in Found(page_of(dataclasses.replace(FULL, entries=sizes[:4]))).text
+
+
 def test_many_calls_are_closed_at_first():
     page = page_of(with_calls(400))
     assert "<details open><summary><code>Model" not in page
