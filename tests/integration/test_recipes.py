@@ -368,6 +368,7 @@ def test_a_route_validates_and_answers(warm):
     assert bad.status_code == 422
 
 
+@pytest.mark.stress
 def test_the_client_of_the_page_gets_a_score_over_grpc(warm, cluster):
     """The score through Serve's gRPC proxy equals the result of the handle."""
     messages = importlib.import_module("scorer_pb2")

@@ -35,6 +35,7 @@ def deploy(
     )
 
 
+@pytest.mark.stress
 def test_a_rollout_never_puts_an_eager_replica_beside_compiled_ones(cluster: Cluster):
     """A code change under eight clients, with three compiled replicas and no artifact for it."""
     app = deploy(cluster, "compile", "1").ready()

@@ -15,19 +15,14 @@ from integration.swapped_app import BATCHES, wanted
 if TYPE_CHECKING:
     from conftest import Cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.stress, pytest.mark.timeout(300)]
 
 OLD, NEW = {"width": 8, "scale": 2.0}, {"width": 16, "scale": 3.0}
 
 
 @pytest.mark.parametrize(
     ("replicas", "after_ready"),
-    [
-        (1, "forbid"),
-        pytest.param(1, "count", marks=pytest.mark.stress),
-        pytest.param(3, "count", marks=pytest.mark.stress),
-        pytest.param(3, "forbid", marks=pytest.mark.stress),
-    ],
+    [(1, "forbid"), (1, "count"), (3, "count"), (3, "forbid")],
 )
 def test_no_request_compiles_while_a_model_is_swapped(
     cluster: Cluster, replicas: int, after_ready: str
