@@ -196,7 +196,7 @@ def make_plan(
 ) -> InputPlan:
     """Return the plan of the kinds of calls that can be replayed, largest first.
 
-    Kinds of several replicas are merged, and equal requests.
+    Kinds of several replicas are merged, and requests that reached the same code.
     """
     merged: dict[tuple[object, ...], RecordedCall] = {}
     left_out = dict(not_recorded)
@@ -220,15 +220,16 @@ TOO_MANY_REQUESTS = f"{OF_REQUESTS}a plan takes at most {REQUEST_BYTES >> 10} Ki
 
 
 def _merge_requests(requests: Iterable[RecordedRequest]) -> tuple[list[RecordedRequest], int]:
-    """Return each request once, most frequent first, as many as a plan may have.
+    """Return a request for each set of code, most frequent first, as many as a plan may have.
 
     Also returns how many requests of traffic were like those that the plan has no room for.
     """
     counts = Counter[str]()
     known: dict[str, RecordedRequest] = {}
     for each in requests:
-        key = json.dumps({**each.to_json(), "calls": 0}, sort_keys=True)
-        known[key] = each
+        same = [each.model_id, each.reached] if each.reached else {**each.to_json(), "calls": 0}
+        key = json.dumps(same, sort_keys=True)
+        known.setdefault(key, each)
         counts[key] += each.calls
     kept, left, beyond = list[RecordedRequest](), REQUEST_BYTES, 0
     for key, calls in counts.most_common():

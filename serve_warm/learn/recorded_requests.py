@@ -56,6 +56,9 @@ class RecordedRequest:
     """Multiplexed model id."""
     calls: int = 0
     """Number of requests like it."""
+    reached: str = ""
+    """A digest of its handler and of the kinds of calls that it made, which is the same in all
+    replicas; empty if a recorder does not know them."""
 
     @property
     def name(self) -> str:
@@ -71,6 +74,7 @@ class RecordedRequest:
             **({"tensors": self.tensors} if self.tensors else {}),
             **({"model_id": self.model_id} if self.model_id else {}),
             "calls": self.calls,
+            **({"reached": self.reached} if self.reached else {}),
         }
 
     @classmethod
@@ -82,17 +86,19 @@ class RecordedRequest:
         """
         if not isinstance(data, Mapping):
             raise ConfigError(f"a recorded request is {type(data).__name__}, not a mapping")
-        known = {"target", "arguments", "tensors", "model_id", "calls"}
+        known = {"target", "arguments", "tensors", "model_id", "calls", "reached"}
         if unknown := sorted(map(str, data.keys() - known)):
             raise ConfigError(f"a recorded request has unknown keys: {', '.join(unknown)}")
         target, arguments, calls = data.get("target"), data.get("arguments"), data.get("calls", 0)
         tensors, model_id = data.get("tensors", ""), data.get("model_id", "")
+        reached = data.get("reached", "")
         is_right = (
             isinstance(target, str)
             and (HTTP_TARGET.fullmatch(target) or target.isidentifier() or target == "__call__")
             and isinstance(arguments, Mapping)
             and isinstance(tensors, str)
             and isinstance(model_id, str)
+            and isinstance(reached, str)
             and type(calls) is int
             and 0 <= calls < MOST_CALLS
         )
@@ -108,6 +114,7 @@ class RecordedRequest:
             tensors=tensors,
             model_id=model_id,
             calls=calls,
+            reached=reached,
         )
         if size_of(made) > MOST_BYTES:
             raise ConfigError(f"a recorded request is larger than {MOST_BYTES >> 10} KiB")

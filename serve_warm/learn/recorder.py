@@ -13,7 +13,8 @@ import ast
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -160,6 +161,23 @@ class _Kind:
             if found is not None and not can_make(found["dtype"]):
                 raise NoEntry(f"a tensor is {found['dtype']}, which torch cannot fill")
         return signature
+
+    def recorded(self, number: int, *, calls: int) -> RecordedCall:
+        """Return the kind as a plan lists it. `number` is that of its callable.
+
+        Raises:
+            NoEntry: as `signature` does.
+        """
+        signature = self.signature()
+        return RecordedCall(
+            callable=self.counts.name,
+            number=number,
+            structure=signature.structure,
+            tensors=signature.tensors,
+            modes=self.describe()[0],
+            on_model_thread=self.on_model_thread,
+            calls=calls,
+        )
 
     def total(self, counted: _DispatcherCounts) -> int:
         """Return the number of calls since recording began."""
@@ -360,25 +378,32 @@ class Recorder:
                 continue
             lost -= total if isinstance(kind.arguments, Signature) else 0
             try:
-                signature = kind.signature()
+                call = kind.recorded(numbers[id(kind.counts)], calls=total)
             except NoEntry as error:
                 not_recorded[str(error)] = not_recorded.get(str(error), 0) + total
                 continue
-            call = RecordedCall(
-                callable=kind.counts.name,
-                number=numbers[id(kind.counts)],
-                structure=signature.structure,
-                tensors=signature.tensors,
-                modes=kind.describe()[0],
-                on_model_thread=kind.on_model_thread,
-                calls=total,
-            )
             known = found.get(call.key)  # of a callable that is gone, whose model was loaded again
             calls = total if known is None else total + known.calls
             found[call.key] = call if known is None else replace(known, calls=calls)
         if lost > 0:
             not_recorded[RARE] = lost
         return sorted(found.values(), key=lambda each: -each.calls), not_recorded
+
+    def describe(self, kinds: Collection[int]) -> list[str] | None:
+        """Return what tells kinds apart in all replicas, for the ids that `reached` gets.
+
+        Returns None if a kind has been forgotten, or cannot be replayed.
+        """
+        with self._lock:
+            known = {id(each): each for each in (*self._kinds.values(), *self._counted.values())}
+        numbers = _numbers()
+        found = [known[each] for each in kinds if each in known]
+        if len(found) < len(kinds) or any(id(each.counts) not in numbers for each in found):
+            return None
+        with suppress(NoEntry):
+            calls = [each.recorded(numbers[id(each.counts)], calls=0) for each in found]
+            return sorted(repr(each.key) for each in calls)
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """Return the kinds so far as plain data."""

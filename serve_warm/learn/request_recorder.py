@@ -13,15 +13,17 @@ import abc
 import asyncio
 import contextlib
 import functools
+import hashlib
 import importlib
 import inspect
+import json
 import logging
 import threading
 import types
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
@@ -98,8 +100,15 @@ class _Kept:
 class RequestRecorder:
     """Records the requests of this process. Never raises an exception into a request."""
 
-    def __init__(self, scrub: Scrub | None = None) -> None:
+    def __init__(
+        self,
+        scrub: Scrub | None = None,
+        *,
+        describe: Callable[[Collection[int]], list[str] | None] | None = None,
+    ) -> None:
+        """`describe` is that of the recorder of calls, which gives kinds their ids."""
         self._scrub = scrub
+        self._describe_kinds = describe
         self._kept: dict[Key, _Kept] = {}
         self._not_recorded = Counter[str]()
         self._left_bytes = KEPT_BYTES
@@ -294,6 +303,8 @@ class RequestRecorder:
         """Scrub a request. If nothing is left of it, its slot is free again."""
         described = cast("Description", kept.request)
         made = _try(lambda: finish(described, self._scrub), "scrubbing it failed")
+        if isinstance(made, RecordedRequest):
+            made = replace(made, reached=self._name(key))
         with self._lock:
             if self._kept.get(key) is not kept:  # forgotten meanwhile
                 return
@@ -307,6 +318,14 @@ class RequestRecorder:
                 made = NO_ROOM
             del self._kept[key]
             self._refuse(key[0], made, kept.calls)
+
+    def _name(self, key: Key) -> str:
+        """Return a digest of a key that is the same in each replica; empty if there is none."""
+        handler, kinds = key
+        described = None if self._describe_kinds is None else self._describe_kinds(kinds)
+        if described is None:
+            return ""
+        return hashlib.sha256(json.dumps([handler, *described]).encode()).hexdigest()[:32]
 
     def not_recorded(self) -> dict[str, int]:
         """Return the numbers of requests that were not recorded, by reason."""

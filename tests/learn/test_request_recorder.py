@@ -38,6 +38,7 @@ from serve_warm.learn.described_requests import (
     NEEDS_SCRUB,
     Description,
 )
+from serve_warm.learn.plan import make_plan
 from serve_warm.learn.recorded_requests import MOST_BYTES, OF_REQUESTS, TOO_LARGE, RecordedRequest
 from serve_warm.learn.recorder import Recorder
 from serve_warm.learn.replayed_requests import as_input
@@ -128,6 +129,41 @@ def targets(requests: RequestRecorder) -> dict[str, int]:
 
 async def collected(generator: Any) -> list[int]:
     return [each async for each in generator]
+
+
+def recorded_in_a_replica(*calls: tuple[str, int]) -> list[RecordedRequest]:
+    """Return what a process of its own would record of these handlers and sizes."""
+    forget_callables()
+    recorder = SESSION.recorder = Recorder()
+    recorder.begin()
+    kind: Any = type("Owner", (Owner,), {})
+    requests = RequestRecorder(kept, describe=recorder.describe)
+    requests.watch(kind, NAMES, model_id=str)
+    owner = kind()
+    for number, (handler, size) in enumerate(calls):
+        getattr(owner, handler)(size, note=f"of {id(owner)}, {number}")
+    return [RecordedRequest.from_json(each) for each in requests.requests()]
+
+
+def test_requests_of_several_replicas_are_told_apart_by_the_code_that_they_reached():
+    """Their content differs, so a plan would have one for each replica and set of code."""
+    replicas = [
+        recorded_in_a_replica(("plain", 3), ("plain", 4), ("plain", 3)),
+        recorded_in_a_replica(("plain", 4), ("plain", 5)),
+    ]
+    plan = make_plan([], {}, requests=[each for replica in replicas for each in replica])
+
+    assert [len(each) for each in replicas] == [2, 2]
+    found = [(each.arguments["args"], each.calls) for each in plan.requests]
+    assert sorted(found) == [([3], 2), ([4], 2), ([5], 1)]
+    assert all(re.fullmatch(r"[0-9a-f]{32}", each.reached) for each in plan.requests)
+    assert make_plan([], {}, requests=[*plan.requests, *plan.requests]).requests[0].calls == 4
+
+
+def test_a_kind_that_is_forgotten_names_no_request():
+    recorder = Recorder()
+    assert recorder.describe([]) == []
+    assert recorder.describe([7]) is None
 
 
 def test_handlers_of_each_kind_answer_as_before_and_are_recorded():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -155,6 +155,9 @@ class CallRecorder(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """Return the kinds so far as plain data."""
+
+    def describe(self, kinds: Collection[int]) -> list[str] | None:
+        """Return what tells kinds of calls apart in all replicas, if it is known."""
 
     def note(
         self, counts: CallCounts, args: Sequence[object], kwargs: Mapping[str, object]

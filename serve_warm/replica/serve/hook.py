@@ -289,15 +289,17 @@ class ServeReplica(ServeCalls):
         except ConfigError as error:
             logger.error("requests are not recorded: %s", error)  # noqa: TRY400 - no traceback helps
             return
-        self._requests = RequestRecorder(scrub)
+        recorder = SESSION.recorder
+        describe = None if recorder is None else recorder.describe
+        self._requests = RequestRecorder(scrub, describe=describe)
         self._requests.watch(
             type(self.owner),
             list_targets(type(self.owner)),
             model_id=lambda: ray_serve.current_request().multiplexed_model_id,
             answered=ray_serve.answered_requests,
         )
-        if SESSION.recorder is not None:
-            SESSION.recorder.others = self._requests.others
+        if recorder is not None:
+            recorder.others = self._requests.others
 
     def _call_files(self) -> CallFiles:
         from serve_warm.learn.call_files import CallFiles
