@@ -122,7 +122,8 @@ def _form(call: RecordedCall) -> tuple[object, ...]:
             )
         )
     modes = tuple(sorted(call.modes.items()))
-    return call.callable, call.number, call.structure, modes, call.on_model_thread, tuple(forms)
+    made = modes, call.normal_tensors, call.on_model_thread
+    return call.callable, call.number, call.structure, made, tuple(forms)
 
 
 def _dense_strides(sizes: Sequence[int]) -> list[int]:

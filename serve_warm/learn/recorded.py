@@ -75,6 +75,8 @@ class RecordedCall:
     modes: Mapping[str, bool] = field(default_factory=dict)
     """Whether `inference_mode` and `grad_mode` were on, and whether a tensor was made in inference
     mode (`inference_tensors`): torch's guards tell such tensors apart."""
+    normal_tensors: tuple[int, ...] = ()
+    """Numbers of the tensors that were not made in inference mode, if others were."""
     on_model_thread: bool = False
     """Whether the replica's model thread made the call."""
     calls: int = 0
@@ -86,7 +88,8 @@ class RecordedCall:
     def key(self) -> tuple[object, ...]:
         """What tells kinds of calls apart."""
         modes = tuple(sorted(self.modes.items()))
-        return self.callable, self.number, self.structure, self.tensors, modes
+        where_made = modes, self.normal_tensors
+        return self.callable, self.number, self.structure, self.tensors, where_made
 
     @property
     def name(self) -> str:
@@ -124,6 +127,7 @@ class RecordedCall:
             "structure": self.structure,
             "tensors": list(self.tensors),
             "modes": dict(self.modes),
+            **({"normal_tensors": list(self.normal_tensors)} if self.normal_tensors else {}),
             **({"on_model_thread": True} if self.on_model_thread else {}),
             "calls": self.calls,
             **({"any_size": [list(each) for each in self.any_size]} if self.any_size else {}),
@@ -143,7 +147,7 @@ class RecordedCall:
         name, structure = data.get("callable"), data.get("structure")
         tensors, modes = data.get("tensors"), data.get("modes", {})
         number, calls = data.get("number", 0), data.get("calls", 0)
-        any_size = data.get("any_size", [])
+        any_size, normal = data.get("any_size", []), data.get("normal_tensors", [])
         is_right = (
             isinstance(name, str)
             and isinstance(structure, str)
@@ -153,6 +157,8 @@ class RecordedCall:
             and isinstance(modes, Mapping)
             and all(isinstance(k, str) and isinstance(v, bool) for k, v in modes.items())
             and all(type(each) is int and 0 <= each < MOST_CALLS for each in (number, calls))
+            and isinstance(normal, list)
+            and all(type(each) is int and 0 <= each < len(tensors) for each in normal)
             and isinstance(any_size, list)
             and all(_is_axis(each, len(tensors)) for each in any_size)
         )
@@ -167,6 +173,7 @@ class RecordedCall:
             structure=str(structure),
             tensors=tuple(tensors or ()),
             modes=dict(modes),
+            normal_tensors=tuple(normal),
             on_model_thread=bool(data.get("on_model_thread")),
             calls=calls,
             any_size=tuple((tensor, axis) for tensor, axis in any_size),
@@ -176,7 +183,7 @@ class RecordedCall:
 KEYS = frozenset(
     {
         *("callable", "number", "structure", "tensors", "modes", "on_model_thread", "calls"),
-        "any_size",
+        *("normal_tensors", "any_size"),
     }
 )
 """What `RecordedCall.from_json` reads."""

@@ -129,6 +129,8 @@ class _Kind:
     on_model_thread: bool
     modes: dict[str, bool] | None = None
     """None if the arguments have them, as those of a call with tensors alone do."""
+    made_inside: tuple[bool, ...] = ()
+    """Whether each tensor was made in inference mode; empty if the arguments say so."""
     why_not: str = ""
     """Why a replay could not make such a call; empty, too, if only the arguments say so."""
     calls: int = 0
@@ -175,9 +177,17 @@ class _Kind:
             structure=signature.structure,
             tensors=signature.tensors,
             modes=self.describe()[0],
+            normal_tensors=self._normal_tensors(),
             on_model_thread=self.on_model_thread,
             calls=calls,
         )
+
+    def _normal_tensors(self) -> tuple[int, ...]:
+        made_inside = self.made_inside
+        if self.modes is None and isinstance(self.arguments, tuple):
+            made_inside = tuple(each.is_inference for each in _tensors_of(self.arguments))
+        normal = tuple(number for number, is_inside in enumerate(made_inside) if not is_inside)
+        return normal if len(normal) < len(made_inside) else ()
 
     def total(self, counted: _DispatcherCounts) -> int:
         """Return the number of calls since recording began."""
@@ -311,13 +321,15 @@ class Recorder:
         kept = tuple(map(_keep, args)), _keep(dict(kwargs))
         tensors = _tensors_in(args, kwargs)
         why_not = AUTOCAST if key[-1] is AUTOCAST else _why_not(tensors)
-        modes = _modes(any(each.is_inference() for each in tensors))
+        made_inside = tuple(each.is_inference() for each in tensors)
+        modes = _modes(any(made_inside))
         if _count_items(kept) > MOST_IN_ALL:
             # All such calls are one kind, because the key would be as large as what is kept.
             key, kept, why_not = (id(counts), MANY), ((), {}), MANY
             if key in self._kinds:
                 return self._kinds[key]
-        return self._add(key, _Kind(counts, kept, _is_model_thread(), modes, why_not))
+        kind = _Kind(counts, kept, _is_model_thread(), modes, made_inside, why_not)
+        return self._add(key, kind)
 
     def note_kind(
         self,
@@ -330,11 +342,13 @@ class Recorder:
         key = id(counts), use[3]
         if not use[3] or key in self._counted:  # or it is counted together with others
             return
-        modes = _modes(any(each.is_inference() for each in tensors))
+        made_inside = tuple(each.is_inference() for each in tensors)
+        modes = _modes(any(made_inside))
         why_not = _why_not_kept(signature.structure)
         if why_not:
             signature = Signature(structure="", tensors=())
-        made = _Kind(counts, signature, _is_model_thread(), modes, why_not, use=use[3])
+        where = _is_model_thread()
+        made = _Kind(counts, signature, where, modes, made_inside, why_not, use=use[3])
         with self._lock:
             if len(self._counted) >= COUNTED_KEPT:
                 living, counted = list_living(), _DispatcherCounts(self._replayed)
@@ -571,10 +585,7 @@ def _why_not_of(key: tuple[Any, ...]) -> str:
     """Return why a replay could not make a call with tensors alone, by its key."""
     if key[-1] in (AUTOCAST, SAME_TENSOR):
         return str(key[-1])
-    tensors = _tensors_of(key)
-    if len({each.is_inference for each in tensors}) > 1:
-        return "some tensors are made in inference mode, and others are not"
-    for each in tensors:
+    for each in _tensors_of(key):
         if each.has_attributes:
             return "a tensor has attributes of its own, as those of mark_dynamic"
         if each.layout != torch.strided or each.is_lazy:
@@ -604,11 +615,8 @@ def _as_argument(kept: Any, tensors: list[_Tensor]) -> Any:
 
 def _why_not(tensors: Sequence[torch.Tensor]) -> str:
     """Return why a replay could not make a call with these, beside what the structure says."""
-    if len(tensors) > 1:
-        if len({*map(id, tensors)}) < len(tensors):
-            return SAME_TENSOR
-        if len({each.is_inference() for each in tensors}) > 1:
-            return "some tensors are made in inference mode, and others are not"
+    if len({*map(id, tensors)}) < len(tensors):
+        return SAME_TENSOR
     for each in tensors:
         if each.__dict__:
             return "a tensor has attributes of its own, as those of mark_dynamic"

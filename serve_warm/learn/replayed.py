@@ -87,8 +87,7 @@ class ReplayedCall:
 
     def _make(self, function: Callable[..., object]) -> None:
         modes = self._call.modes
-        with torch.inference_mode(modes.get("inference_tensors", False)):
-            args, kwargs = make_arguments(self._call, self._whole)
+        args, kwargs = make_arguments(self._call, self._whole)
         with (
             torch.inference_mode(modes.get("inference_mode", False)),
             torch.set_grad_enabled(modes.get("grad_mode", False)),
@@ -232,7 +231,11 @@ def make_arguments(call: RecordedCall, whole: int = 0) -> tuple[list[Any], dict[
         ValueError: the structure has anything that a recorder never writes.
     """
     noise = torch.Generator().manual_seed(SEED)
-    tensors = [make_tensor(each, noise, whole) for each in call.tensors]
+    tensors = []
+    for number, each in enumerate(call.tensors):
+        is_inside = call.modes.get("inference_tensors", False)
+        with torch.inference_mode(is_inside and number not in call.normal_tensors):
+            tensors.append(make_tensor(each, noise, whole))
     return arguments_of(call.structure, tensors, _of_torch)
 
 

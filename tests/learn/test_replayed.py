@@ -118,6 +118,36 @@ def test_a_replay_compiles_what_traffic_needs(recorder: Recorder, is_inside: boo
     assert (watch_process().counts() - before).compiles == 0
 
 
+@pytest.mark.parametrize("form", ["tensors", "with a number", "nested"])
+@pytest.mark.parametrize("first_inside", [True, False])
+def test_tensors_made_inside_and_outside_are_made_there_again(
+    recorder: Recorder, form: str, first_inside: bool
+):
+    """A loop that decodes makes its ids before inference mode, and each position in it."""
+    function = serve_warm.compile(
+        fresh(lambda x, y, z=0: (x[0] if form == "nested" else x) + y + z),
+        backend="eager",
+        dynamic=False,
+    )
+    made = [torch.ones(3)]
+    with torch.inference_mode():
+        made.insert(0 if first_inside else 1, torch.ones(3))
+        given = ([made[0]], made[1]) if form == "nested" else tuple(made)
+        extra = {"z": 2} if form == "with a number" else {}
+        function(*given, **extra)
+        (call,) = recorder.calls()[0]
+        call = RecordedCall.from_json(call.to_json())
+        args, _ = make_arguments(call)
+        torch._dynamo.reset()
+        ReplayedCall(call)()
+        before = watch_process().counts()
+        function(*given, **extra)
+    first = args[0][0] if form == "nested" else args[0]
+    assert (first.is_inference(), args[1].is_inference()) == (first_inside, not first_inside)
+    assert call.normal_tensors == ((1,) if first_inside else (0,))
+    assert (watch_process().counts() - before).compiles == 0
+
+
 def test_a_replay_goes_to_the_callable_with_its_number(recorder: Recorder):
     class Layer(torch.nn.Module):
         def __init__(self) -> None:
