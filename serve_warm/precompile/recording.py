@@ -18,6 +18,7 @@ __all__ = [
     "Dispatcher",
     "Signature",
     "Use",
+    "count_callables",
     "describe_structure",
     "find_callables",
     "is_any_autocast_enabled",
@@ -50,12 +51,22 @@ def find_callables(name: str, number: int) -> Iterator[Dispatcher]:
     are fewer, it is the last one, because where the call was recorded, there may have been older
     ones.
     """
+    if same := _named(name):
+        yield from same[min(number, len(same) - 1)]
+
+
+def count_callables(name: str) -> int:
+    """Return the number of compiled callables with this name that still exist."""
+    return len(_named(name))
+
+
+def _named(name: str) -> list[list[Dispatcher]]:
+    """Return the dispatchers of each callable with this name, in the order of compilation."""
     by_counts: dict[int, list[Dispatcher]] = {}
     for each in _dispatchers():
         by_counts.setdefault(id(each.call_counts), []).append(each)
-    same = [id(counts) for counts in ordered_counts() if counts.name == name]
-    if same := [each for each in same if each in by_counts]:
-        yield from by_counts[same[min(number, len(same) - 1)]]
+    same = (id(counts) for counts in ordered_counts() if counts.name == name)
+    return [by_counts[each] for each in same if each in by_counts]
 
 
 def _dispatchers() -> Iterator[Dispatcher]:

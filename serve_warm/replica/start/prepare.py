@@ -286,7 +286,7 @@ class Preparation(StartStep):
         self, replayed: ReplayedCall, call: RecordedCall, models: Sequence[str]
     ) -> Callable[..., Any]:
         from serve_warm.learn.recorded import NotRepeatable
-        from serve_warm.precompile.recording import find_callables
+        from serve_warm.precompile.recording import count_callables
 
         loaders = model_loaders(self._replica.owner) if models else ()
 
@@ -302,7 +302,7 @@ class Preparation(StartStep):
                         f"{describe_error(error)}",
                         hint="remove the model from the plan",
                     ) from error
-            if not any(find_callables(call.callable, call.number)):
+            if count_callables(call.callable) <= call.number:
                 bind_methods(self._replica.owner)
             if call.on_model_thread:
                 await self._replica.owner.on_model_thread(replayed)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import json
 from collections.abc import Iterator
@@ -112,6 +113,22 @@ def test_a_number_of_an_older_callable_means_the_last_one():
     """Where the plan was made, an update may have compiled the model again."""
     report = warm_up(Wrapped(), plan=plan(call(4), call(8, number=1))).report()
     assert (report.stage, report.covered.proven) == (Stage.READY, 2)
+    assert report.degraded == ()
+
+
+def test_a_method_that_is_compiled_in_the_body_of_its_class_is_replayed():
+    """In a new replica nobody has read it from its object yet, so only the function is there."""
+
+    class Decoder:
+        @functools.partial(serve_warm.compile, backend="eager", dynamic=False)
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    (name,) = {each.name for each in SESSION.counts}
+    replica = Wrapped()
+    replica.owner.decoder = Decoder()
+    report = warm_up(replica, plan=plan(call(4, of=name, number=1))).report()
+    assert (report.stage, report.covered.proven) == (Stage.READY, 1)
     assert report.degraded == ()
 
 
