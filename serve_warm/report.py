@@ -379,7 +379,7 @@ class LearnedCalls:
     share: float
     """Share of these calls that have a kind in the plan, from 0 to 1."""
     any_size: tuple[str, ...] = ()
-    """The axes whose sizes vary, and for which there is code for any size."""
+    """The axes whose sizes vary, and on which code takes the double or the half of a size, too."""
 
     def text(self) -> str:
         """Return a line for a log or a terminal."""

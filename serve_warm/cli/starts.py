@@ -449,7 +449,7 @@ def _show_plan(planned: Mapping[str, Any] | None, replayed: Mapping[str, Any] | 
         )
         for text in replayed["any_size"]:
             click.echo(f"  any size    {screen.show_line(text)}")
-        which = "sizes of other axes" if replayed["any_size"] else "sizes"
+        which = "other sizes" if replayed["any_size"] else "sizes"
         click.echo(
             f"  other       {which} that are not in the plan may compile while users wait; with "
             "after_ready: eager, uncompiled code answers"

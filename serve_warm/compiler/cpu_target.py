@@ -15,6 +15,8 @@ import platform
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
 from typing import Any, overload
@@ -58,14 +60,15 @@ class IsaChecks:
 
     The probe compiles and loads a small library for each question about an ISA. torch asks about
     all ISAs of this CPU and then takes the widest one. With serve_warm it asks about the others
-    only if somebody wants another one: 4 questions and not 10 on a CPU with AMX
-    (`tests/benchmarks/bench_build.py`). The manifest contains the results, which are used only if
+    only if somebody wants another one: on a CPU with AMX, 4 questions instead of 10
+    (`tests/compiler/test_cpu_target.py`). The manifest contains the results, which are used only if
     the fingerprint (CPU flags, compiler, torch) matches.
     """
 
     def __init__(self) -> None:
         self.answers: dict[str, bool] = {}
         self._given: Mapping[str, bool] = {}
+        self._ahead: Future[object] | None = None
 
     def give(self, answers: Mapping[str, bool]) -> None:
         """Use `answers` from now on. torch still probes an ISA that is not in `answers`."""
@@ -77,6 +80,23 @@ class IsaChecks:
         patches.replace(
             "valid_vec_isa_list", functools.partial(_probing_on_demand, cpu_vec_isa=cpu_vec_isa)
         )
+
+    def probe_ahead(self) -> None:
+        """Begin to probe this CPU's vector ISA in the background, if Inductor is loaded.
+
+        A library needs the ISA only after its kernels are made. On a GPU nothing has asked before.
+        """
+        pick = inductor.isa_picker()
+        if pick is not None and self._ahead is None:
+            # In this thread's context, because settings of torch belong to one. If it fails, torch
+            # asks again and says why.
+            work = functools.partial(contextvars.copy_context().run, pick)
+            self._ahead = _daemon_threads.begin(work, name="serve_warm-isa")
+
+    def end_probe(self) -> None:
+        """Wait for a probe that was begun, which writes into torch's cache."""
+        if self._ahead is not None:
+            futures.wait([self._ahead])
 
     def _answer(self, original: Callable[[Any, str], bool]) -> Callable[[Any, str], bool]:
         def check_build(isa: Any, code: str) -> bool:
@@ -110,8 +130,8 @@ class ProbedOnDemand(Sequence[object]):
     def __getitem__(self, index: slice) -> list[object]: ...
 
     def __getitem__(self, index: int | slice) -> object | list[object]:
-        is_from_the_start = isinstance(index, int) and index >= 0
-        self._probe(index + 1 if isinstance(index, int) and is_from_the_start else None)
+        # Others are counted from the end, or are several.
+        self._probe(index + 1 if isinstance(index, int) and index >= 0 else None)
         return self._found[index]
 
     def __len__(self) -> int:
@@ -134,25 +154,19 @@ class ProbedOnDemand(Sequence[object]):
 def _probing_on_demand(
     stock: Callable[[], Sequence[object]], *, cpu_vec_isa: ModuleType
 ) -> Callable[[], Sequence[object]]:
+    lock = threading.Lock()
+
     @functools.cache  # as torch's own function
-    def valid_vec_isa_list() -> Sequence[object]:
+    def one() -> Sequence[object]:
         candidates = inductor.candidate_isas(cpu_vec_isa)
         return stock() if candidates is None else ProbedOnDemand(candidates)
 
+    def valid_vec_isa_list() -> Sequence[object]:
+        with lock:  # two callers of a function with a cache may both run it
+            return one()
+
+    valid_vec_isa_list.cache_clear = one.cache_clear  # type: ignore[attr-defined]
     return valid_vec_isa_list
-
-
-def probe_ahead() -> None:
-    """Begin to probe this CPU's vector ISA in the background, if Inductor is loaded.
-
-    A library needs the ISA only after its kernels are made. On a GPU nothing has asked before.
-    """
-    pick = inductor.isa_picker()
-    if pick is not None:
-        # In this thread's context, because settings of torch belong to one. If it fails, torch asks
-        # again and says why.
-        work = functools.partial(contextvars.copy_context().run, pick)
-        _daemon_threads.begin(work, name="serve_warm-isa")
 
 
 _isa_checks: IsaChecks | None = None

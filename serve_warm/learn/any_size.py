@@ -64,7 +64,7 @@ def _opened(group: Sequence[RecordedCall]) -> list[RecordedCall]:
     opened = [each for each in group if each.key not in own]
     if not opened:  # the code for any size needs one: the rarest loses least
         opened = [min(reversed(group), key=attrgetter("calls"))]
-    # torch takes sizes that are equal in its first call to be equal in all.
+    # A model may compare its sizes: code that was made for different ones takes most others.
     opened.sort(key=lambda each: (len({*values(each)}), size_of(each)), reverse=True)
     return [dataclasses.replace(each, any_size=axes) for each in opened]
 
@@ -80,7 +80,10 @@ class Conditions(Protocol):
 
 
 def only_open(call: RecordedCall, entries: Sequence[Conditions]) -> RecordedCall:
-    """Return the call with those of its axes for which one of these entries takes other sizes."""
+    """Return the call with those of its axes on which one of these entries takes other sizes.
+
+    It must take the double or the half: pooling, for example, takes only one or two neighbours.
+    """
     axes = (each for each in call.any_size if any(_takes_others(call, each, e) for e in entries))
     return dataclasses.replace(call, any_size=tuple(axes))
 
@@ -92,14 +95,26 @@ def _takes_others(call: RecordedCall, axis: tuple[int, int], entry: Conditions) 
     sizes = call.sizes
     size = sizes[tensor][place]
     same = [(t, a) for t, a in call.any_size if sizes[t][a] == size]
-    others = {size + 1, size + 2, 2 * size, size - 1, size - 2, size // 2} - {size, 0, 1}
+    others = {2 * size, 2 * (size // 2), size // 2} - {size, 0, 1}
     for other, changed in itertools.product(others, ([axis], same)):
         tried = [list(each) for each in sizes]
         for t, a in changed:
             tried[t][a] = other
-        if entry.holds([torch.empty(each, device="meta") for each in tried]):
+        if entry.holds(_without_memory(call, tried)):
             return True
     return False
+
+
+def _without_memory(call: RecordedCall, sizes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Return tensors of these sizes whose strides are like those of the call's tensors."""
+    made = []
+    for text, own, wanted in zip(call.tensors, call.sizes, sizes, strict=True):
+        found = TENSOR.fullmatch(text)
+        strides = [] if found is None else numbers_in(found["strides"])
+        is_dense = strides == _dense_strides(own)
+        strides = _dense_strides(wanted) if is_dense else strides
+        made.append(torch.empty_strided(wanted, strides, device="meta"))
+    return made
 
 
 def _form(call: RecordedCall) -> tuple[object, ...]:

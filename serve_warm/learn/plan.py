@@ -67,9 +67,14 @@ class InputPlan:
     def open_axes(self) -> list[str]:
         """Return the axes for which there is code for any size, as text."""
         axes = {
-            (each.callable, tensor, axis) for each in self.calls for tensor, axis in each.any_size
+            (each.callable, each.number, each.structure, tensor, axis)
+            for each in self.calls
+            for tensor, axis in each.any_size
         }
-        return [f"axis {axis} of tensor {tensor} of {name}" for name, tensor, axis in sorted(axes)]
+        return [
+            f"axis {axis} of tensor {tensor} of {name}{f' #{number + 1}' if number else ''}({said})"
+            for name, number, said, tensor, axis in sorted(axes)
+        ]
 
     def most_frequent(self, most: int) -> InputPlan:
         """Return the plan of this many kinds of calls. It says how many calls it leaves out."""

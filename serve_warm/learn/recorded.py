@@ -82,7 +82,7 @@ class RecordedCall:
     calls: int = 0
     any_size: tuple[tuple[int, int], ...] = ()
     """Axes, as the number of a tensor and of its axis, that shall be open in the code for this call
-    (`learn.any_size`). In an artifact, they are."""
+    (`learn.any_size`). In an artifact, those on which code takes the double or the half, too."""
 
     @property
     def key(self) -> tuple[object, ...]:

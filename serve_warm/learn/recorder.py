@@ -441,7 +441,7 @@ class Recorder:
 
 
 def _metadata(value: torch.Tensor) -> tuple[object, ...]:
-    """Return the fields of `_Tensor`: all on which a replay depends, as each call has its own.
+    """Return the fields of `_Tensor`, on all of which a replay depends.
 
     They begin with a `torch.Size`, as no other part of a key does.
     """
@@ -470,6 +470,8 @@ def _key(value: Any, inner: list[int]) -> object:  # noqa: PLR0911 - the hot pat
             return _NOT_FINITE
         if kind is int and not -LARGEST < value < LARGEST:
             return _LARGE
+        if kind is float and value == 0:  # 0.0 equals -0.0, and entries tell them apart
+            return kind, repr(value)
         return kind, value
     if kind in _CONTAINERS:
         if (most := _too_many(kind, value)) is not None:

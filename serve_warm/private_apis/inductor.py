@@ -9,6 +9,7 @@ it. So each function here imports what it needs.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,10 +86,10 @@ def force_setting(config: Any, name: str, value: object) -> bool:
 def candidate_isas(cpu_vec_isa: ModuleType) -> list[object] | None:
     """Return the vector ISAs that this CPU has and Inductor knows, the widest first; probe none.
 
-    `cpu_vec_isa` is Inductor's module of that name. Returns None on other CPUs than x86, where
-    Inductor knows only one.
+    `cpu_vec_isa` is Inductor's module of that name. Returns None on other systems than Linux on
+    x86, where Inductor knows at most one.
     """
-    if platform.machine() != "x86_64":
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return None
     has = cpu_vec_isa.x86_isa_checker()
     known = cpu_vec_isa.supported_vec_isa_list
@@ -97,9 +98,11 @@ def candidate_isas(cpu_vec_isa: ModuleType) -> list[object] | None:
 
 def isa_picker() -> Callable[[], object] | None:
     """Return Inductor's function that picks a vector ISA, or None if Inductor is not loaded."""
-    # What the probe imports must be there: two threads that import in turns see half a module.
     if module_names.CODECACHE not in sys.modules:
         return None
+    # The probe imports this module in its thread. Two threads that import modules of each other may
+    # see half of one, so wait for an import that is running.
+    importlib.import_module(module_names.CODECACHE)
     return cast("Callable[[], object]", sys.modules[module_names.CPU_VEC_ISA].pick_vec_isa)
 
 

@@ -88,12 +88,11 @@ def check_build(isa, code):
 
 cpu_vec_isa.VecISA.check_build = check_build
 if "stock" not in sys.argv:
-    from serve_warm.compiler.cpu_target import isa_checks, probe_ahead
+    from serve_warm.compiler.cpu_target import isa_checks
     isa_checks()
     if "ahead" in sys.argv:
-        import threading
-        probe_ahead()
-        [each.join() for each in threading.enumerate() if each.name == "serve_warm-isa"]
+        isa_checks().probe_ahead()
+        isa_checks().end_probe()
         assert asked
 picked = cpu_vec_isa.pick_vec_isa()
 found = [str(picked), picked.build_arch_flags(), [*asked]]

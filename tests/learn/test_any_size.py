@@ -160,15 +160,34 @@ class Sizes:
     [
         ([], ()),
         ([Sizes([0], lambda sizes: sizes[0] > 1)], ((0, 0),)),
-        ([Sizes([0, 1], lambda sizes: sizes[1] // 2 == 3)], ((0, 0), (0, 1))),
+        ([Sizes([0, 1], lambda sizes: sizes[1] // 2 == 3)], ((0, 0),)),  # as of pooling
         ([Sizes([0, 1], lambda sizes: sizes[1] == 6)], ((0, 0),)),
         ([Sizes([0, 1], lambda sizes: sizes[0] == sizes[1])], ((0, 0), (0, 1))),
         ([Sizes([0, 1], lambda sizes: sizes[0] % 6 == 0 == sizes[1] % 6)], ((0, 0), (0, 1))),
         ([Sizes([0], lambda _: False), Sizes([1], lambda _: True)], ((0, 1),)),
     ],
 )
-def test_an_axis_is_open_if_code_takes_another_size(
+def test_an_axis_is_open_if_code_takes_the_double_or_the_half(
     entries: list[Sizes], axes: tuple[tuple[int, int], ...]
 ):
     opened = dataclasses.replace(call((6, 6)), any_size=((0, 0), (0, 1)))
     assert only_open(opened, entries).any_size == axes
+
+
+def test_an_axis_is_tried_with_strides_like_those_of_the_call():
+    """A part of a padded buffer has its strides, whatever its size."""
+    seen: list[tuple[int, ...]] = []
+
+    class Padded(Sizes):
+        def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+            seen.append(tensors[0].stride())
+            return tensors[0].stride() == (64, 1)
+
+    padded = RecordedCall(
+        callable="double",
+        structure="t0",
+        tensors=("Tensor float32[6, 6] strides [64, 1] on cpu",),
+        any_size=((0, 1),),
+    )
+    assert only_open(padded, [Padded([1], bool)]).any_size == ((0, 1),)
+    assert seen == [(64, 1)]

@@ -394,6 +394,15 @@ def test_what_a_replay_could_not_make_is_left_out_with_its_reason(recorder: Reco
     }
 
 
+def test_zeros_of_both_signs_are_told_apart(recorder: Recorder):
+    """They are equal, and entries tell them apart."""
+    function = compiled(lambda x, number: x + number)
+    for number in (0.0, -0.0, -0.0):
+        function(torch.ones(1), number)
+    found = {each.structure: each.calls for each in recorder.calls()[0]}
+    assert found == {"t0, 0.0": 1, "t0, -0.0": 2}
+
+
 def test_sizes_are_told_apart(recorder: Recorder):
     function = compiled(lambda x, size: x + size[0])
     for size in (torch.Size([2, 3]), torch.Size([3, 2]), torch.Size([2, 3])):

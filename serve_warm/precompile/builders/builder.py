@@ -14,6 +14,7 @@ import contextlib
 import functools
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -61,6 +62,10 @@ ATTEMPTS = 4
 """Maximum number of model states in which a build tries to make an entry for the same call."""
 
 
+OPENING_ATTEMPTS = 2
+"""Maximum number of calls of one form for which code for any size is tried in vain."""
+
+
 ROUNDED = (
     "its weights are quantized. If its activations are quantized too, a difference in the last bit "
     "of a float can lead to a different quantized value. Quantize only the weights, or run the "
@@ -99,9 +104,13 @@ class NewCall:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What is equal in calls that differ only in sizes."""
-        tensors = ((each.dtype, each.device, each.dim()) for each in self.tensors)
-        return self.unit.key, self.signature.structure, *self.state.values(), *tensors
+        """What is equal in calls that differ only in open sizes. torch never opens 0 and 1."""
+        tensors = (
+            (each.dtype, each.device, *(size if size < 2 else None for size in each.shape))
+            for each in self.tensors
+        )
+        where = self.unit.key, self.signature.structure, self.open_axes
+        return *where, *self.state.values(), *tensors
 
     def is_taken_by(self, entry: Entry) -> bool:
         """Return whether an entry accepts calls of this kind."""
@@ -126,8 +135,8 @@ class EntryBuilder:
         self._failed: dict[tuple[object, ...], dict[str, str]] = {}
         """For each call, maps the modules' plain values to the reason why an attempt failed."""
         self._first = dispatcher.first_calls
-        self._closed: set[tuple[object, ...]] = set()
-        """The forms of calls for which no code for any size can be made."""
+        self._closed: Counter[tuple[object, ...]] = Counter()
+        """The forms of calls, with the number of attempts to make code for any size that failed."""
         self._advice: str | None = None
         """Advice on which parts to compile if torch cannot trace the whole callable."""
 
@@ -245,11 +254,12 @@ class EntryBuilder:
     def _compile(self, call: NewCall, pending: PendingEntry | None) -> tuple[CompiledCall, Entry]:
         """Return the code and the entry for a call, with its open axes if that works."""
         form = call.form
-        if call.open_axes and form not in self._closed:
+        # Another attempt may be on another side of a branch. Each takes as long as an entry.
+        if call.open_axes and self._closed[form] < OPENING_ATTEMPTS:
             try:
                 return self._compile_as_is(call, pending)
             except NoEntry:
-                self._closed.add(form)  # each attempt takes as long as an entry
+                self._closed[form] += 1
                 pending = None
         return self._compile_as_is(replace(call, open_axes=()), pending)
 
@@ -272,8 +282,8 @@ class EntryBuilder:
             except NoEntry as failure:
                 if is_of_forward(failure) or isinstance(failure, ChangedByCall):
                     raise  # level 2 would trace the call again, and fail in the same way
-                if call.open_axes:
-                    raise  # an entry of level 2 would also take the calls of libraries
+                if call.open_axes and self._has_libraries(call):
+                    raise  # an entry of level 2 would also take their calls
                 level, reason = 2, str(failure)
         changes: Mapping[str, Sequence[str]] = {}
         if level == 2:
@@ -307,6 +317,12 @@ class EntryBuilder:
             ),
             plan={**made.plan, ONCE: once},
         )
+
+    @staticmethod
+    def _has_libraries(call: NewCall) -> bool:
+        levels = [each.level for each in call.unit.entries]
+        levels += [each.entry.level for each in call.build.pending if each.unit is call.unit]
+        return LIBRARY_LEVEL in levels
 
     def _settled(self, call: NewCall, attempt: Callable[[], Attempt]) -> Attempt:
         """Return the result of an attempt; if it fails, make settling calls and retry once."""

@@ -18,6 +18,7 @@ import contextlib
 import functools
 import json
 import logging
+import os
 import re
 import shlex
 import shutil
@@ -187,24 +188,29 @@ CHECKS = (
     re.compile(r"^    check_(?:in|out)put_\d+\((?:in|out)put_handles\);\n", re.MULTILINE),
     re.compile(r"^    if \(\w*inputs_env\(\)\) \{ .* \}\n", re.MULTILINE),
 )
-"""Patterns for the functions that check a library's inputs, for their calls, and for single checks.
-"""
+"""Patterns for the functions that check a library's inputs, for their calls, and for checks of
+single tensors."""
+
+CHECK_VARIABLE = "AOTI_RUNTIME_CHECK_INPUTS"
+"""The environment variable that turns the checks of a library on."""
 
 
 def without_checks(source: str) -> str:
-    """Return a library's C++ code without the checks of its inputs.
+    """Return a library's C++ code without its checks of inputs and results, for debugging torch.
 
-    They run only if the user sets AOTI_RUNTIME_CHECK_INPUTS, and serve_warm compares each call with
-    what its library was made for. Weights are inputs, so the checks are 20,000 of 29,000 lines of a
-    ViT-L. Seen in 2.11, 2.13 and 2.15:
+    They run only in a process with `CHECK_VARIABLE`, so a build with it keeps them. serve_warm
+    compares each call with what its library was made for. Weights are inputs, so the checks are
+    20,000 of 29,000 lines of a ViT-L. Seen in 2.11, 2.13 and 2.15:
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codegen/cpp_wrapper_cpu.py
     """
-    functions, calls, _ = (len(pattern.findall(source)) for pattern in CHECKS)
-    if functions != calls:  # not the code that is known
+    if os.environ.get(CHECK_VARIABLE, "0")[:1] != "0":
         return source
+    changed, counts = source, []
     for pattern in CHECKS:
-        source = pattern.sub("", source)
-    return source
+        changed, count = pattern.subn("", changed)
+        counts.append(count)
+    functions, calls, _ = counts
+    return changed if functions == calls else source  # or it is not the code that is known
 
 
 CPP_RUNTIMES = b"libstdc++.", b"libc++."
@@ -328,8 +334,8 @@ def _noting(commands: Commands) -> Iterator[None]:
             # Build the object for weights now. It is empty here, so this is fast, and torch removes
             # its source afterwards.
             has_code = any(word.endswith(".cpp") for word in shlex.split(line))
-            # A library is linked from objects. What is made from code at once is not its own: torch
-            # may try only now which instructions this CPU has, and loads what it compiles for that.
+            # A library is linked from objects. What torch compiles without objects is a probe of
+            # the CPU's instructions, which torch loads at once.
             is_noted = Path(target).suffix == (OBJECT if has_code else ".so")
             if threading.get_ident() == here and is_noted:
                 commands.note(line, target)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from serve_warm import _private_folders
-from serve_warm.compiler.cpu_target import probe_ahead
+from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.precompile.builders import cpp
 from serve_warm.precompile.builders.assigned import Assigned
 from serve_warm.precompile.calls import python_random
@@ -114,7 +114,7 @@ class Library:
         *,
         compiler: cpp.Compiler,
     ) -> None:
-        probe_ahead()
+        isa_checks().probe_ahead()
         with side_effects() as changes:
             self.graph = _Graph(_settings(arguments), callee, changes, compiler=compiler)
             settings = {"backend": self.graph.take, "dynamic": arguments.get("dynamic")}

@@ -107,6 +107,8 @@ async def pack(
         if accepted := build.torch_source.accepted():
             facts[ACCEPTED] = accepted
     say("packing the caches")
+    isa_checks().end_probe()
+    facts[ISA_FACT] = dict(isa_checks().answers)
     parts = pack_parts(cache_directory, entries)
     return Packed(parts, facts, answered_by, with_entries, open_entries)
 

@@ -878,7 +878,7 @@ AOTI_NOINLINE static void __check_inputs_outputs(
 """
 
 
-def test_a_library_has_no_checks_that_nobody_runs():
+def test_a_library_has_no_checks_that_nobody_runs(monkeypatch: pytest.MonkeyPatch):
     """The dispatcher has compared the inputs. What surrounds the checks stays, and other code."""
     changed = cpp.without_checks(CHECKED)
     assert not any(each in changed for each in ("check_input_0", "unmatched", "assert_size_stride"))
@@ -886,6 +886,8 @@ def test_a_library_has_no_checks_that_nobody_runs():
     assert changed.endswith("        return;\n    }\n}\n    int kept;\n")
     unknown = CHECKED.replace("    check_input_0(input_handles);", "    check_input_0(other);")
     assert cpp.without_checks(unknown) == unknown
+    monkeypatch.setenv(cpp.CHECK_VARIABLE, "1")  # a person wants them
+    assert cpp.without_checks(CHECKED) == CHECKED
 
 
 @pytest.mark.slow

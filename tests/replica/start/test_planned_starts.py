@@ -24,7 +24,7 @@ from serve_warm.inputs import Input
 from serve_warm.learn.plan import InputPlan
 from serve_warm.learn.recorded import RecordedCall
 from serve_warm.learn.recorder import Recorder
-from serve_warm.precompile.builders.builder import EntryBuilder
+from serve_warm.precompile.builders.builder import OPENING_ATTEMPTS, EntryBuilder
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.report import LearnedCalls, Stage
@@ -285,7 +285,7 @@ def test_sizes_that_no_traffic_had_are_warm(tmp_path: Path):
     plan, facts, replica = built(fresh(double), tmp_path, *range(40, 1, -1))
     assert len(facts["entries"]) == 5
     assert len(plan.calls) == 5
-    assert plan.open_axes() == [f"axis 0 of tensor 0 of {plan.calls[0].callable}"]
+    assert plan.open_axes() == [f"axis 0 of tensor 0 of {plan.calls[0].callable}(t0)"]
     assert plan.share == 1.0
     with torch.inference_mode(), started(tmp_path / "entries"):
         for size in (2, 39, 41, 100, 4096):
@@ -309,7 +309,7 @@ def test_each_branch_of_a_model_takes_any_of_its_sizes(tmp_path: Path):
 def test_where_code_for_any_size_cannot_be_made_each_size_has_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It is tried once: each attempt takes as long as an entry."""
+    """It is tried twice: each attempt takes as long as an entry."""
     tried, compile_ = [], EntryBuilder._compile_as_is
 
     def refuse(self: EntryBuilder, call: Any, pending: Any) -> Any:
@@ -321,7 +321,7 @@ def test_where_code_for_any_size_cannot_be_made_each_size_has_its_own(
     monkeypatch.setattr(EntryBuilder, "_compile_as_is", refuse)
     plan, facts, _ = built(fresh(double), tmp_path, 9, 8, 7, 6, 5, 4)
     assert [each["level"] for each in facts["entries"]] == [2] * 6
-    assert (len(plan.calls), plan.open_axes(), len(tried)) == (6, [], 1)
+    assert (len(plan.calls), plan.open_axes(), len(tried)) == (6, [], OPENING_ATTEMPTS)
 
 
 def broken(x: torch.Tensor) -> torch.Tensor:
@@ -357,6 +357,28 @@ def test_code_for_any_size_takes_no_call_of_a_library():
     plan, facts = packed_plan(replica, *calls)
     assert [each["level"] for each in facts["entries"]] == [3, 3]
     assert (len(plan.calls), plan.open_axes()) == (2, [])
+
+
+@torch.library.custom_op("serve_warm_planned::tripled", mutates_args=())
+def tripled(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+@tripled.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_a_library_has_code_for_any_size_at_level_2():
+    """No library's calls could be taken."""
+    replica = Wrapped()
+    replica.owner.model = serve_warm.compile(fresh(lambda x: tripled(x) + 1), level=3)
+    name = replica.owner.model._serve_warm.name
+    calls = [call(size, of=name, modes=IN_INFERENCE) for size in (6, 5)]
+    plan, facts = packed_plan(replica, *calls)
+    assert [each["level"] for each in facts["entries"]] == [2, 2]
+    assert plan.open_axes() == [f"axis 0 of tensor 0 of {name}(t0)"]
 
 
 @pytest.mark.slow
