@@ -574,6 +574,9 @@ SLICES = {
     "learn.any_size": {"by_calls[:MOST_OF_THEIR_OWN]"},  # recorded calls
     "learn.call_files": {"hashlib.sha256(joined.encode()).hexdigest()[:32]"},
     "learn.recorder": {"by_use[:COUNTED_KEPT // 2]"},  # kinds of calls
+    "learn.request_recorder": {
+        "hashlib.sha256(json.dumps([handler, *described]).encode()).hexdigest()[:32]"
+    },
     "node_server.ledger": {"dead[:max(0, len(dead) - REMEMBERED)]"},  # records
     "private_apis.sources": {"hashlib.sha256(text.encode()).hexdigest()[:SIZE]"},
     "precompile.builders.assigned": {"short[:SHOWN]"},  # names of changed objects

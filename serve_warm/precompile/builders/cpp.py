@@ -18,7 +18,6 @@ import contextlib
 import functools
 import json
 import logging
-import os
 import re
 import shlex
 import shutil
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Literal
 
 from serve_warm import _daemon_threads, _private_folders
 from serve_warm._redaction import describe_error
+from serve_warm.config import environment
 from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.torch_errors import FAILURES, find_user_code
 from serve_warm.private_apis import inductor
@@ -203,7 +203,7 @@ def without_checks(source: str) -> str:
     20,000 of 29,000 lines of a ViT-L. Seen in 2.11, 2.13 and 2.15:
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codegen/cpp_wrapper_cpu.py
     """
-    if os.environ.get(CHECK_VARIABLE, "0")[:1] != "0":
+    if environment().get(CHECK_VARIABLE, "0")[:1] != "0":
         return source
     changed, counts = source, []
     for pattern in CHECKS:
