@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from serve_warm.precompile.builders.builder import RunningBuild
     from serve_warm.precompile.entries.model_tree import digest_models
     from serve_warm.precompile.entries.table import EntryTable
-    from serve_warm.precompile.facts.names import digest_of_class
+    from serve_warm.precompile.facts.names import digest_in_any_order
     from serve_warm.precompile.facts.torch_errors import describe_failure
     from serve_warm.precompile.parity.checks import Checks
     from serve_warm.precompile.parity.idle_checks import IdleChecks
@@ -36,8 +36,8 @@ __all__ = [
     "NoEntry",
     "building",
     "describe_failure",
+    "digest_in_any_order",
     "digest_models",
-    "digest_of_class",
 ]
 
 _HOMES = {
@@ -46,7 +46,7 @@ _HOMES = {
     "IdleChecks": "parity.idle_checks",
     "describe_failure": "facts.torch_errors",
     "digest_models": "entries.model_tree",
-    "digest_of_class": "facts.names",
+    "digest_in_any_order": "facts.names",
 }
 
 

@@ -25,7 +25,7 @@ from serve_warm.builder.app import load_application
 from serve_warm.builder.check import check
 from serve_warm.builder.problems import CheckFindings
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
-from serve_warm.precompile import digest_of_class
+from serve_warm.precompile import digest_in_any_order
 from serve_warm.stores import Store, open_store
 
 KEY = make_key()
@@ -111,7 +111,7 @@ def test_other_code_is_a_warning_with_the_build(app):
     assert warning.fix.startswith("serve-warm build ")
 
     cls = load_application(f"{app.module}:app").warming["Scorer"]
-    app.publish(built_for=here(), made_of=CodeAndModel(code=digest_of_class(cls)))
+    app.publish(built_for=here(), made_of=CodeAndModel(code=digest_in_any_order(cls)))
     assert app.check().warnings == ()
 
 

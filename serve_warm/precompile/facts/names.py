@@ -22,6 +22,7 @@ import sys
 import types
 import weakref
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from serve_warm._package import PACKAGE
@@ -177,6 +178,18 @@ def digest_of_class(kind: type) -> str:
         values = _values_of(functions, with_assigned="<locals>" in kind.__qualname__)
         known = _class_digests[kind] = (key, _digest_of(codes, [*members, *values]))
     return known[1]
+
+
+def digest_in_any_order(kind: type) -> str:
+    """Return a digest as `digest_of_class`, which does not depend on the order of the methods.
+
+    In a replica of a wrapped application, it is another one than where `serve-warm check` runs.
+    """
+    functions = sorted(_functions_in(kind), key=itemgetter(0))
+    if not functions:
+        return digest_of_class(kind)
+    codes = [code for _, value in functions for code in codes_of(value)]
+    return _digest_of(codes, _values_of(functions, with_assigned="<locals>" in kind.__qualname__))
 
 
 CREATING = ("__new__", "__init__", "__post_init__")

@@ -58,9 +58,9 @@ def find_users_class(cls: type) -> type:
 
 def digest_code(cls: type) -> str:
     """Return the digest of the code of the user's class, by which artifacts are told apart."""
-    from serve_warm.precompile import digest_of_class
+    from serve_warm.precompile import digest_in_any_order
 
-    return digest_of_class(find_users_class(cls))
+    return digest_in_any_order(find_users_class(cls))
 
 
 def note_definition(cls: type) -> None:

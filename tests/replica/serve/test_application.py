@@ -18,7 +18,12 @@ from ray import serve
 from serve_warm import WarmupMixin, warmup
 from serve_warm.builder.app import load_application
 from serve_warm.config import WarmupConfig
-from serve_warm.replica.serve.application import SCRIPT, find_users_class, name_application
+from serve_warm.replica.serve.application import (
+    SCRIPT,
+    digest_code,
+    find_users_class,
+    name_application,
+)
 
 HANG_S = 300.0
 
@@ -361,3 +366,20 @@ def test_a_name_must_be_printable(name: str):
 
 def test_only_classes_of_a_script_are_marked():
     assert not hasattr(Model, SCRIPT)
+
+
+def test_the_order_of_methods_is_not_part_of_the_code():
+    """In a replica of a wrapped application, it is another one than where `check` runs."""
+
+    class Made:
+        def second(self) -> int:
+            return 2
+
+        def first(self) -> int:
+            return 1
+
+    other = type("Made", (), dict(reversed(vars(Made).items())))
+    changed = type("Made", (), {**vars(Made), "first": Made.second})
+
+    assert digest_code(other) == digest_code(Made) != ""
+    assert digest_code(changed) != digest_code(Made)
