@@ -191,10 +191,16 @@ def _is_same_store(uri: str, other: str) -> bool:
 # An empty store ---------------------------------------------------------------------------------
 
 
+def _plan_for(application: Application, deployment: str) -> str:
+    """Return the option that a build needs if the deployment declares no inputs."""
+    cls = application.warming[deployment]
+    return " --plan plan.yaml" if cls.warmup_inputs is None else ""
+
+
 def _explain_empty(application: Application, uri: str, place: Place) -> Problem:
     """Return the warning for a store that has nothing for a deployment."""
     fix = f"serve-warm build {shlex.join((application.target, '--store', uri))}"
-    fix += " --all" if len(application.warming) > 1 else ""
+    fix += " --all" if len(application.warming) > 1 else _plan_for(application, place.deployment)
     store = open_store(uri)
     missing = find_missing_folder(store, holding=STATEMENTS)
     what = f"the store has no artifact for {place}"
@@ -301,7 +307,7 @@ def _judge(
     """Return what a start would take, or why it would take nothing, in the order of a pull."""
     where = f"{deployment}: artifact {uri}"
     options = (application.target, "--store", uri, "--deployment", deployment)
-    build = f"serve-warm build {shlex.join(options)}"
+    build = f"serve-warm build {shlex.join(options)}{_plan_for(application, deployment)}"
     chosen = choose.choose(candidates, CodeAndModel(code=wanted.code))
     if chosen is not None:
         return _judge_chosen(chosen, candidates, wanted, where=where, uri=uri, build=build)

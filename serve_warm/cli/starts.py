@@ -449,10 +449,12 @@ def _show_plan(planned: Mapping[str, Any] | None, replayed: Mapping[str, Any] | 
         )
         for text in replayed["any_size"]:
             click.echo(f"  any size    {screen.show_line(text)}")
-        which = "other sizes" if replayed["any_size"] else "sizes"
+        which = "sizes that are not in the plan"
+        if replayed["any_size"]:
+            which = "a size of 1, and sizes that this code cannot take,"
         click.echo(
-            f"  other       {which} that are not in the plan may compile while users wait; with "
-            "after_ready: eager, uncompiled code answers"
+            f"  other       {which} may compile while users wait; with after_ready: eager, "
+            "uncompiled code answers"
         )
 
 

@@ -8,6 +8,7 @@ import itertools
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -201,6 +202,16 @@ def test_the_store_of_an_untouched_application_is_read_too(app, tmp_path, monkey
     taken = app.publish(built_for=here())
     notes = [each.what for each in check(f"{app.module}:app", environ={}).notes]
     assert any(f"takes {taken}" in each for each in notes)
+
+
+def test_a_deployment_without_inputs_is_built_with_a_plan():
+    """Or the build that `check` suggests ends at once, because there is nothing to build."""
+    declares = {"learns": None, "lists": list}
+    application: Any = SimpleNamespace(
+        warming={name: SimpleNamespace(warmup_inputs=of) for name, of in declares.items()}
+    )
+    found = [check_store._plan_for(application, name) for name in declares]
+    assert found == [" --plan plan.yaml", ""]
 
 
 def test_artifacts_that_vanish_are_those_of_an_empty_store(app, monkeypatch):

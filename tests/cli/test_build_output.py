@@ -201,5 +201,5 @@ def test_a_build_with_a_plan_says_what_a_start_replays(capsys: pytest.CaptureFix
         in text
     )
     assert "  any size    axis 0 of tensor 0 of app.Model\n" in text
-    assert "  other       other sizes that are not in the plan may compile" in text
+    assert "  other       a size of 1, and sizes that this code cannot take, may compile" in text
     assert "  plan " not in shown(capsys, built(report(to_proof_s=9.0), report(to_proof_s=1.0)))

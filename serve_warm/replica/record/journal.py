@@ -399,7 +399,8 @@ class Journal:
         if self.verdict is Verdict.FULL_HIT and (gaps := self._find_gaps(counts)):
             self.verdict = Verdict.PARTIAL
             if COMPILED in gaps and self.artifact and not self.compiled_early:
-                self.degraded.append(_build_again(self.artifact, counts))
+                plan = " --plan plan.yaml" if self.has_only_planned_inputs else ""
+                self.degraded.append(_build_again(self.artifact, counts, plan))
 
     def why_partial(self) -> str:
         """Return why the verdict will be `partial`, or an empty string if it will be another."""
@@ -706,8 +707,10 @@ def _many_sizes(events: Iterable[CompileEvent]) -> Iterator[str]:
             )
 
 
-def _build_again(artifact: ArtifactUse, counts: Counts) -> str:
+def _build_again(artifact: ArtifactUse, counts: Counts, plan: str) -> str:
     """Return why a start compiled code even though it has an artifact.
+
+    `plan` is the option that the build needs if the application declares no inputs.
 
     Something must have changed since the build: otherwise the build's own checks would have failed.
     """
@@ -717,7 +720,7 @@ def _build_again(artifact: ArtifactUse, counts: Counts) -> str:
     return (
         f"partial: {max(counts.fx_misses + counts.fx_bypasses, counts.kernels, 1)} graphs or "
         f"kernels are not in the artifact of {artifact.created[:10]}: {why}. "
-        f"Build again: serve-warm build APP --store {shlex.quote(artifact.store)} "
+        f"Build again: serve-warm build APP{plan} --store {shlex.quote(artifact.store)} "
         "--if-published supersede"
     )
 
