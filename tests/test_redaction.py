@@ -575,7 +575,7 @@ SLICES = {
     "learn.call_files": {"hashlib.sha256(joined.encode()).hexdigest()[:32]"},
     "learn.recorder": {"by_use[:COUNTED_KEPT // 2]"},  # kinds of calls
     "learn.request_recorder": {
-        "hashlib.sha256(json.dumps([handler, *described]).encode()).hexdigest()[:32]"
+        "hashlib.sha256(json.dumps([handler, *names]).encode()).hexdigest()[:32]"
     },
     "node_server.ledger": {"dead[:max(0, len(dead) - REMEMBERED)]"},  # records
     "private_apis.sources": {"hashlib.sha256(text.encode()).hexdigest()[:SIZE]"},

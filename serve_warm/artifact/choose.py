@@ -290,12 +290,12 @@ def of_another_gpu(considered: Considered) -> str:
 
 
 def find_hint(
-    trace: Sequence[Considered], nearest: Considered, uri: str, *, app: str = "APP"
+    trace: Sequence[Considered], nearest: Considered, uri: str, *, app: Sequence[str] = ("APP",)
 ) -> str:
-    """Return a hint that says what to do if no variant fits. `app` is what to build."""
+    """Return a hint that says what to do if no variant fits. `app` is what to build, and how."""
     build = (
         "build an artifact on the same kind of machine, with the same settings: serve-warm build "
-        f"{shlex.join((app, '--store', uri))}"
+        f"{shlex.join((*app, '--store', uri))}"
     )
     if any(map(_wants_portable, trace)):
         return "set `cpu: portable` in user_config.warmup to use the artifact built for every CPU"

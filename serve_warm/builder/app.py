@@ -380,8 +380,9 @@ def _is_yaml(target: str) -> bool:
 
 def _read_yaml(target: str) -> dict[str, Any]:
     try:
-        documents = yaml.safe_load_all(read_regular(target).decode())
-        found = [config for each in documents if (config := _config_in(each)) is not None]
+        documents = list(yaml.safe_load_all(read_regular(target).decode()))
+        services = [each for each in documents if _is_ray_service(each)]
+        found = [each for each in map(_config_of, services or documents) if each is not None]
     except FileNotFoundError as error:
         raise ConfigError(
             f"{target} does not exist",
@@ -405,12 +406,21 @@ def _read_yaml(target: str) -> dict[str, Any]:
             f"{target} has {len(found)} Serve configs, and serve-warm takes one",
             hint="split the file",
         )
+    if len(documents) > 1 and not services:
+        raise ConfigError(
+            f"{target} has {len(documents)} YAML documents, but Serve reads only files with one",
+            hint="split the file; only the manifest of a RayService may have others beside it",
+        )
     return found[0]
 
 
-def _config_in(document: object) -> dict[str, Any] | None:
+def _is_ray_service(document: object) -> bool:
+    return isinstance(document, dict) and document.get("kind") == "RayService"
+
+
+def _config_of(document: Any) -> dict[str, Any] | None:
     """Return the Serve config that a document of a YAML is, or that a RayService contains."""
-    if isinstance(document, dict) and document.get("kind") == "RayService":
+    if _is_ray_service(document):
         spec = document.get("spec")
         text = spec.get(OF_RAY_SERVICE) if isinstance(spec, dict) else None
         document = yaml.safe_load(text) if isinstance(text, str) else None

@@ -188,8 +188,8 @@ def _check_wrapped(application: Application) -> CheckFindings:
     found = Problem(
         where=f"{application.target}: import_path",
         what=f"{path} is not wrapped, so Serve starts it without serve_warm",
-        fix=f"serve-warm init {shlex.quote(application.target)}, which proposes "
-        f"import_path: {WRAP}",
+        fix=f"set import_path: {WRAP} and args: {{app: {path}}}, as serve-warm init "
+        f"{shlex.quote(application.target)} proposes for a Serve config",
     )
     return CheckFindings(warnings=(found,))
 

@@ -191,16 +191,18 @@ def _is_same_store(uri: str, other: str) -> bool:
 # An empty store ---------------------------------------------------------------------------------
 
 
-def _plan_for(application: Application, deployment: str) -> str:
-    """Return the option that a build needs if the deployment declares no inputs."""
-    cls = application.warming[deployment]
-    return " --plan plan.yaml" if cls.warmup_inputs is None else ""
+def _what_to_build(application: Application, deployment: str) -> tuple[str, ...]:
+    """Return the first words of a build: the plan, too, if the deployment declares no inputs."""
+    learns = application.warming[deployment].warmup_inputs is None
+    return (application.target, *(("--plan", "plan.yaml") if learns else ()))
 
 
 def _explain_empty(application: Application, uri: str, place: Place) -> Problem:
     """Return the warning for a store that has nothing for a deployment."""
-    fix = f"serve-warm build {shlex.join((application.target, '--store', uri))}"
-    fix += " --all" if len(application.warming) > 1 else _plan_for(application, place.deployment)
+    # A plan is for one deployment.
+    is_one = len(application.warming) == 1
+    app = _what_to_build(application, place.deployment) if is_one else (application.target,)
+    fix = f"serve-warm build {shlex.join((*app, '--store', uri))}{'' if is_one else ' --all'}"
     store = open_store(uri)
     missing = find_missing_folder(store, holding=STATEMENTS)
     what = f"the store has no artifact for {place}"
@@ -306,8 +308,8 @@ def _judge(
 ) -> CheckFindings:
     """Return what a start would take, or why it would take nothing, in the order of a pull."""
     where = f"{deployment}: artifact {uri}"
-    options = (application.target, "--store", uri, "--deployment", deployment)
-    build = f"serve-warm build {shlex.join(options)}{_plan_for(application, deployment)}"
+    app = _what_to_build(application, deployment)
+    build = f"serve-warm build {shlex.join((*app, '--store', uri, '--deployment', deployment))}"
     chosen = choose.choose(candidates, CodeAndModel(code=wanted.code))
     if chosen is not None:
         return _judge_chosen(chosen, candidates, wanted, where=where, uri=uri, build=build)
@@ -326,7 +328,7 @@ def _judge(
     nearest = min(trace, key=lambda each: len(each.mismatches))
     differs = "; ".join(map(str, nearest.mismatches))
     what = f"no artifact fits this machine; {nearest.statement} is the nearest: {differs}"
-    fix = choose.find_hint(trace, nearest, uri, app=application.target)
+    fix = choose.find_hint(trace, nearest, uri, app=app)
     if {each.factor for each in nearest.mismatches} == {"threads"} and wanted.threads_variable:
         fix = f"set OMP_NUM_THREADS as in the build, or {build}"
     if wanted.elsewhere:

@@ -95,7 +95,7 @@ def _takes_others(call: RecordedCall, axis: tuple[int, int], entry: Conditions) 
     sizes = call.sizes
     size = sizes[tensor][place]
     same = [(t, a) for t, a in call.any_size if sizes[t][a] == size]
-    others = {2 * size, 2 * (size // 2), size // 2} - {size, 0, 1}
+    others = {2 * size, size // 2} - {0, 1}
     for other, changed in itertools.product(others, ([axis], same)):
         tried = [list(each) for each in sizes]
         for t, a in changed:

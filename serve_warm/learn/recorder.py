@@ -403,7 +403,7 @@ class Recorder:
             not_recorded[RARE] = lost
         return sorted(found.values(), key=lambda each: -each.calls), not_recorded
 
-    def describe(self, kinds: Collection[int]) -> list[str] | None:
+    def name_kinds(self, kinds: Collection[int]) -> list[str] | None:
         """Return what tells kinds apart in all replicas, for the ids that `reached` gets.
 
         Returns None if a kind has been forgotten, or cannot be replayed.

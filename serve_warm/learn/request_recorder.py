@@ -104,11 +104,11 @@ class RequestRecorder:
         self,
         scrub: Scrub | None = None,
         *,
-        describe: Callable[[Collection[int]], list[str] | None] | None = None,
+        name_kinds: Callable[[Collection[int]], list[str] | None] | None = None,
     ) -> None:
-        """`describe` is that of the recorder of calls, which gives kinds their ids."""
+        """`name_kinds` is that of the recorder of calls, which gives kinds their ids."""
         self._scrub = scrub
-        self._describe_kinds = describe
+        self._name_kinds = name_kinds
         self._kept: dict[Key, _Kept] = {}
         self._not_recorded = Counter[str]()
         self._left_bytes = KEPT_BYTES
@@ -322,10 +322,10 @@ class RequestRecorder:
     def _name(self, key: Key) -> str:
         """Return a digest of a key that is the same in each replica; empty if there is none."""
         handler, kinds = key
-        described = None if self._describe_kinds is None else self._describe_kinds(kinds)
-        if described is None:
+        names = None if self._name_kinds is None else self._name_kinds(kinds)
+        if names is None:
             return ""
-        return hashlib.sha256(json.dumps([handler, *described]).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps([handler, *names]).encode()).hexdigest()[:32]
 
     def not_recorded(self) -> dict[str, int]:
         """Return the numbers of requests that were not recorded, by reason."""

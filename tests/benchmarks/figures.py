@@ -568,9 +568,11 @@ def builds_on_a_gpu() -> str:
         lines += [
             row(of["workload"], side, *(f"{of[side][part]:.0f}" for part in parts))
             for side in ("before", "after")
+            if side in of  # `make gpu` builds with its own commit alone
         ]
+    before = f"--before {found['before']} " if found["before"] else ""
     return page(
-        f"`python tests/benchmarks/bench_build.py --before {found['before']} --workloads "
+        f"`python tests/benchmarks/bench_build.py {before}--workloads "
         f"{','.join(of['workload'] for of in found['rows'])} --turns 1`, {machine['gpu']}, "
         f"{machine['cpus']} cores, torch {machine['torch']}, seconds.",
         lines,

@@ -181,6 +181,8 @@ def test_the_config_of_a_ray_service_loads(tmp_path, example):
     assert refusal(str(path)).message == f"{path} has 2 Serve configs, and serve-warm takes one"
     path.write_bytes(manifests())
     assert refusal(str(path)).message == f"{path} has no applications"
+    path.write_bytes(yaml.safe_dump_all([example, {"kind": "ConfigMap"}]).encode())
+    assert "has 2 YAML documents, but Serve reads only files with one" in refusal(str(path)).message
     path.write_bytes(b"kind: RayService\nspec: {serveConfigV2: 'applications: ['}\n")
     assert "is not YAML: line 1, column " in refusal(str(path)).message
 

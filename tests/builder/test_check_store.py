@@ -208,10 +208,11 @@ def test_a_deployment_without_inputs_is_built_with_a_plan():
     """Or the build that `check` suggests ends at once, because there is nothing to build."""
     declares = {"learns": None, "lists": list}
     application: Any = SimpleNamespace(
-        warming={name: SimpleNamespace(warmup_inputs=of) for name, of in declares.items()}
+        target="app:app",
+        warming={name: SimpleNamespace(warmup_inputs=of) for name, of in declares.items()},
     )
-    found = [check_store._plan_for(application, name) for name in declares]
-    assert found == [" --plan plan.yaml", ""]
+    found = [check_store._what_to_build(application, name) for name in declares]
+    assert found == [("app:app", "--plan", "plan.yaml"), ("app:app",)]
 
 
 def test_artifacts_that_vanish_are_those_of_an_empty_store(app, monkeypatch):

@@ -174,6 +174,13 @@ def test_an_axis_is_open_if_code_takes_the_double_or_the_half(
     assert only_open(opened, entries).any_size == axes
 
 
+def test_a_neighbour_of_an_odd_size_opens_no_axis():
+    """Pooling of 7 rows may take 6 as well."""
+    opened = dataclasses.replace(call((7, 7)), any_size=((0, 0), (0, 1)))
+    pooled = Sizes([0, 1], lambda sizes: sizes[1] // 2 == 3)
+    assert only_open(opened, [pooled]).any_size == ((0, 0),)
+
+
 def test_an_axis_is_tried_with_strides_like_those_of_the_call():
     """A part of a padded buffer has its strides, whatever its size."""
     seen: list[tuple[int, ...]] = []

@@ -137,7 +137,7 @@ def recorded_in_a_replica(*calls: tuple[str, int]) -> list[RecordedRequest]:
     recorder = SESSION.recorder = Recorder()
     recorder.begin()
     kind: Any = type("Owner", (Owner,), {})
-    requests = RequestRecorder(kept, describe=recorder.describe)
+    requests = RequestRecorder(kept, name_kinds=recorder.name_kinds)
     requests.watch(kind, NAMES, model_id=str)
     owner = kind()
     for number, (handler, size) in enumerate(calls):
@@ -162,8 +162,8 @@ def test_requests_of_several_replicas_are_told_apart_by_the_code_that_they_reach
 
 def test_a_kind_that_is_forgotten_names_no_request():
     recorder = Recorder()
-    assert recorder.describe([]) == []
-    assert recorder.describe([7]) is None
+    assert recorder.name_kinds([]) == []
+    assert recorder.name_kinds([7]) is None
 
 
 def test_handlers_of_each_kind_answer_as_before_and_are_recorded():

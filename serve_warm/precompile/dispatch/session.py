@@ -156,7 +156,7 @@ class CallRecorder(Protocol):
     def to_json(self) -> dict[str, Any]:
         """Return the kinds so far as plain data."""
 
-    def describe(self, kinds: Collection[int]) -> list[str] | None:
+    def name_kinds(self, kinds: Collection[int]) -> list[str] | None:
         """Return what tells kinds of calls apart in all replicas, if it is known."""
 
     def note(

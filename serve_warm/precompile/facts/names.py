@@ -183,7 +183,7 @@ def digest_of_class(kind: type) -> str:
 def digest_in_any_order(kind: type) -> str:
     """Return a digest as `digest_of_class`, which does not depend on the order of the methods.
 
-    In a replica of a wrapped application, it is another one than where `serve-warm check` runs.
+    Ray pickles the class of a deployment by value, and sorts its attributes (2.60).
     """
     functions = sorted(_functions_in(kind), key=itemgetter(0))
     if not functions:

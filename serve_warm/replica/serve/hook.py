@@ -290,8 +290,8 @@ class ServeReplica(ServeCalls):
             logger.error("requests are not recorded: %s", error)  # noqa: TRY400 - no traceback helps
             return
         recorder = SESSION.recorder
-        describe = None if recorder is None else recorder.describe
-        self._requests = RequestRecorder(scrub, describe=describe)
+        name_kinds = None if recorder is None else recorder.name_kinds
+        self._requests = RequestRecorder(scrub, name_kinds=name_kinds)
         self._requests.watch(
             type(self.owner),
             list_targets(type(self.owner)),

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import sys
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from serve_warm.learn.plan import InputPlan
     from serve_warm.learn.recorded import RecordedCall
     from serve_warm.learn.recorded_requests import RecordedRequest
-    from serve_warm.learn.replayed import ReplayedCall
     from serve_warm.replica.replay.ranks import Ranks
 
 logger = logging.getLogger(__name__)
@@ -247,14 +247,14 @@ class Preparation(StartStep):
         """Return the declared inputs, and then one for each kind of call of a plan."""
         if plan is None:
             return declared
-        from serve_warm.learn.replayed import ReplayedCall
-
         requests = [
             Input(target=self._as_request(request), name=f"{request.name} #{number}")
             for number, request in enumerate(plan.requests, start=1)
         ]
+        # Once for all calls, because it looks at all objects of the application.
+        bind = functools.cache(functools.partial(bind_methods, self._replica.owner))
         planned = [
-            Input(target=self._on_its_thread(ReplayedCall(call), call, plan.models), name=call.name)
+            Input(target=self._on_its_thread(call, plan.models, bind), name=call.name)
             for call in plan.calls
         ]
         inputs = list(with_unique_names([*declared, *requests, *planned]))
@@ -283,11 +283,14 @@ class Preparation(StartStep):
         return replay
 
     def _on_its_thread(
-        self, replayed: ReplayedCall, call: RecordedCall, models: Sequence[str]
+        self, call: RecordedCall, models: Sequence[str], bind: Callable[[], None]
     ) -> Callable[..., Any]:
+        """Return a function that replays a call. `bind` makes the compiled methods of objects."""
         from serve_warm.learn.recorded import NotRepeatable
+        from serve_warm.learn.replayed import ReplayedCall
         from serve_warm.precompile.recording import count_callables
 
+        replayed = ReplayedCall(call)
         loaders = model_loaders(self._replica.owner) if models else ()
 
         async def replay() -> None:
@@ -303,7 +306,7 @@ class Preparation(StartStep):
                         hint="remove the model from the plan",
                     ) from error
             if count_callables(call.callable) <= call.number:
-                bind_methods(self._replica.owner)
+                bind()
             if call.on_model_thread:
                 await self._replica.owner.on_model_thread(replayed)
             else:

@@ -369,7 +369,7 @@ def test_only_classes_of_a_script_are_marked():
 
 
 def test_the_order_of_methods_is_not_part_of_the_code():
-    """In a replica of a wrapped application, it is another one than where `check` runs."""
+    """Ray sorts the attributes of a class that it pickles, so a replica has another order."""
 
     class Made:
         def second(self) -> int:
