@@ -124,7 +124,7 @@ class Session:
             self._app = subprocess.Popen(
                 [*words, *store], cwd=where, env=self._environ, stdout=output, stderr=output
             )
-        while b"is ready at" not in log.read_bytes():
+        while b"is ready at" not in log.read_bytes() or not _is_routed():
             if self._app.poll() is not None or time.monotonic() - began > LIMIT_S:
                 sys.exit(f"error: the application did not start:\n{log.read_text()[-4000:]}")
             time.sleep(0.1)
@@ -201,6 +201,13 @@ class Session:
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
         for each in self._wrong:
             print(f"error: {each}", file=sys.stderr)
+
+
+def _is_routed() -> bool:
+    """Return whether Serve's proxy knows the application, which may be after Serve's own line."""
+    with contextlib.suppress(requests.RequestException, ValueError):
+        return "/" in requests.get("http://127.0.0.1:8000/-/routes", timeout=5.0).json()
+    return False
 
 
 def _is_close(answer: str, other: str) -> bool:
