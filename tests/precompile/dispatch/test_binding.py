@@ -245,7 +245,7 @@ def test_a_part_that_changed_is_named_once_for_all_calls(tmp_path, caplog):
 
     with started(tmp_path), eager_below():
         results = [served(lambda n=n: ours(x(n, 4))) for n in (2, 3, 5)]
-        again = _build_again(ArtifactUse(store="s3://bucket"), report.Counts(fx_misses=3))
+        again = _build_again(ArtifactUse(store="s3://bucket"), report.Counts(fx_misses=3), "")
 
     why = "the model changed since the build: part 2 is Linear, was GELU"
     assert [(result.level, result.reason) for result in results] == [(1, why)] * 3
