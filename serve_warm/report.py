@@ -190,7 +190,9 @@ class CompileEvent:
             object.__setattr__(self, name, shorten(getattr(self, name), SHOWN))
 
     def __str__(self) -> str:
-        return f"{self.kind} of {self.function}" + (f": {self.reason}" if self.reason else "")
+        called = f" with {self.signature}" if self.signature else ""
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.kind} of {self.function}{called}{why}"
 
 
 @record(frozen=True, kw_only=True)

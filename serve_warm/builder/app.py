@@ -381,7 +381,7 @@ def _is_yaml(target: str) -> bool:
 def _read_yaml(target: str) -> dict[str, Any]:
     try:
         documents = list(yaml.safe_load_all(read_regular(target).decode()))
-        services = [each for each in documents if _is_ray_service(each)]
+        services = [each for each in documents if is_ray_service(each)]
         found = [each for each in map(_config_of, services or documents) if each is not None]
     except FileNotFoundError as error:
         raise ConfigError(
@@ -414,13 +414,14 @@ def _read_yaml(target: str) -> dict[str, Any]:
     return found[0]
 
 
-def _is_ray_service(document: object) -> bool:
+def is_ray_service(document: object) -> bool:
+    """Return whether a document of a YAML is KubeRay's RayService."""
     return isinstance(document, dict) and document.get("kind") == "RayService"
 
 
 def _config_of(document: Any) -> dict[str, Any] | None:
     """Return the Serve config that a document of a YAML is, or that a RayService contains."""
-    if _is_ray_service(document):
+    if is_ray_service(document):
         spec = document.get("spec")
         text = spec.get(OF_RAY_SERVICE) if isinstance(spec, dict) else None
         document = yaml.safe_load(text) if isinstance(text, str) else None

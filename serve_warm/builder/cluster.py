@@ -373,20 +373,20 @@ def open_cluster(
             ray.shutdown()
 
 
-def _connect(address: str | None, num_cpus: float = 0.0) -> None:
-    """Connect to a cluster or start a local cluster."""
+def _connect(address: str | None, num_cpus: float = 0.0) -> str:
+    """Connect to a cluster or start a local cluster; return where it is."""
     import ray
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if address is not None:
             _reach(address)
-            ray.init(address=address, **options)
+            context = ray.init(address=address, **options)
         else:
             # num_cpus is only bookkeeping for Ray: a replica's threads come from its own num_cpus.
             # Pass "local" explicitly, because RAY_ADDRESS may be set, as it is inside a Ray job.
             cpus = max(int(num_cpus + 0.999), os.cpu_count() or 1)
-            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
+            context = ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(
             f"no Ray cluster at {address or 'this machine'}: {error}",
@@ -399,6 +399,8 @@ def _connect(address: str | None, num_cpus: float = 0.0) -> None:
             f"Ray could not start on this machine: {error}",
             hint="set TMPDIR to a short path with free space, for example /tmp",
         ) from error
+    # A context of Ray Client, which `ray://` leads to, has no such field.
+    return getattr(context, "address_info", {}).get("gcs_address") or address or "this machine"
 
 
 REACH_LIMIT_S = 10.0
@@ -483,9 +485,17 @@ def serve_run(words: Sequence[str]) -> None:
     run.main(args=list(words), prog_name="serve-warm run", standalone_mode=False)
 
 
-def ask_replicas(
-    address: str, method: str = "warmup_report", **arguments: Any
-) -> list[dict[str, Any]]:
+@record(frozen=True, kw_only=True)
+class Answers:
+    """What the replicas of a cluster have answered."""
+
+    cluster: str
+    """Address of the cluster, which `auto` has found."""
+    of_replicas: Sequence[Mapping[str, Any]]
+    """An answer of each replica with the mixin."""
+
+
+def ask_replicas(address: str, method: str = "warmup_report", **arguments: Any) -> Answers:
     """Return the answers of all running replicas with the mixin, on the cluster at `address`.
 
     `method` is a method of the mixin, by default the one that returns reports.
@@ -496,9 +506,9 @@ def ask_replicas(
     import ray
     from ray import serve
 
-    _connect(address)
+    cluster = _connect(address)
     try:
-        return [
+        answers = [
             report
             for name, application in serve.status().applications.items()
             for deployment in application.deployments
@@ -508,6 +518,7 @@ def ask_replicas(
         ]
     finally:
         ray.shutdown()
+    return Answers(cluster=cluster, of_replicas=answers)
 
 
 def _ask_all(handle: Any, method: str, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:

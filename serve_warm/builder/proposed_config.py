@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from serve_warm.app import WRAP
-from serve_warm.builder.app import Application
-from serve_warm.builder.proposals import Proposal, read_source
+from serve_warm.builder.app import OF_RAY_SERVICE, Application, is_ray_service
+from serve_warm.builder.proposals import Proposal, read_source, split_lines
 from serve_warm.config import environment
 from serve_warm.errors import ConfigError
 
@@ -100,15 +100,47 @@ def _change_config(application: Application, text: str, artifact: str | None) ->
     wanted = {**found, "import_path": WRAP, "args": dict(own)}
     if found.get("args"):
         wanted["args"]["args"] = found["args"]
+    whole = {**application.document, "applications": [wanted]}
     with contextlib.suppress(yaml.YAMLError):
-        changed = _wrap_in_text(text, own)
-        if yaml.safe_load(changed) == {**application.document, "applications": [wanted]}:
+        changed = _wrap_in_manifest(text, own, whole)
+        if changed is None and yaml.safe_load(plain := _wrap_in_text(text, own)) == whole:
+            changed = plain
+        if changed is not None:
             return changed
     raise ConfigError(
         "this config cannot be changed by a program without losing its form",
         hint=f"set import_path: {WRAP} by hand, with these args:\n"
         + yaml.safe_dump(wanted["args"], sort_keys=False).rstrip("\n"),
     )
+
+
+def _wrap_in_manifest(text: str, own: Mapping[str, str], whole: Mapping[str, Any]) -> str | None:
+    """Return a manifest whose RayService has the changed config `whole`; None if it has none.
+
+    The config is a literal block (`serveConfigV2: |`) in it. All other lines stay.
+    """
+    services = (each for each in yaml.compose_all(text) if _kind_of(each) == "RayService")
+    block = _member(_member(next(services, None), "spec"), OF_RAY_SERVICE)
+    if getattr(block, "style", None) != "|":
+        return None
+    start = text.index("\n", block.start_mark.index) + 1
+    lines = split_lines(text[start : block.end_mark.index])
+    indent = re.match(" *", next((each for each in lines if each.strip()), ""))
+    space = "" if indent is None else indent.group()
+    before = "".join(each.removeprefix(space) for each in lines)
+    after = _wrap_in_text(before, own)
+    new = "".join(f"{space}{each}" if each.strip() else each for each in split_lines(after))
+    changed = text[:start] + new + text[block.end_mark.index :]
+    found, wanted = list(yaml.safe_load_all(changed)), list(yaml.safe_load_all(text))
+    for document in filter(is_ray_service, found):
+        document["spec"][OF_RAY_SERVICE] = yaml.safe_load(document["spec"][OF_RAY_SERVICE])
+    for document in filter(is_ray_service, wanted):
+        document["spec"][OF_RAY_SERVICE] = whole
+    return changed if found == wanted else None
+
+
+def _kind_of(document: Any) -> str:
+    return getattr(_member(document, "kind"), "value", "")
 
 
 def _wrap_in_text(text: str, own: Mapping[str, str]) -> str:

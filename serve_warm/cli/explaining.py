@@ -353,19 +353,23 @@ def _of_ready(state: Mapping[str, Any], verdict: str) -> list[Finding]:
     eager = [text_of(each) for each in list_of(state.get("eager")) if text_of(each)]
     if state.get("uncompiled") is True or eager:
         share = "\n".join(line.strip() for line in eager) or "all calls run uncompiled code"
-        found.append(
-            Finding(answer="eager by policy", said=share, then="serve-warm plan -o plan.yaml")
-        )
+        found.append(Finding(answer="eager by policy", said=share, then=ANOTHER_PLAN))
     if verdict == "partial":
         found.append(_said("partial", list_of(state.get("degraded")), "serve-warm report"))
     elif degraded := list_of(state.get("degraded")):
         kind: Answer = "late" if verdict == "late" else "degraded"
         found.append(_said(kind, degraded, "serve-warm report"))
     if narrow := list_of(state.get("narrow")):
-        found.append(_said("narrow", narrow, "serve-warm plan -o plan.yaml"))
+        found.append(_said("narrow", narrow, ANOTHER_PLAN))
     if event := text_of(state.get("event")):
-        found.append(Finding(answer="requests compile", said=event, then="serve-warm report"))
+        is_learned = bool(text_of(state.get("learned"))) or not state.get("inputs_expected")
+        then = ANOTHER_PLAN if is_learned else "serve-warm report"
+        found.append(Finding(answer="requests compile", said=event, then=then))
     return found
+
+
+ANOTHER_PLAN = "serve-warm plan -o plan.yaml"
+"""What comes next if requests made calls that no input makes. It prints the build that follows."""
 
 
 COMPILED = "no compiled code"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -135,6 +136,10 @@ def plan(
     _summarize(made, source)
     for axis in varying_axes(recorded.calls, more_than=buckets):
         click.echo(screen.show_line(axis.describe(buckets)), err=True)
+    if file is not None:
+        shown = shlex.quote(str(file))
+        with_values = " --with-values" if made.requests else ""
+        click.echo(f"next: serve-warm build APP --plan {shown}{with_values}", err=True)
     if forget:
         _forget(address, name, lost=None if values else recorded)
 
@@ -190,10 +195,11 @@ def _forget(address: str, name: str, *, lost: InputPlan | None) -> None:
     """
     from serve_warm.builder.cluster import ask_replicas
 
-    answers = ask_replicas(address, "warmup_recorded", forget=name)
+    answers = ask_replicas(address, "warmup_recorded", forget=name).of_replicas
     forgot = {each["replica"] for each in answers if _names([each]) == [name]}
     # Of a second look, because a replica that is slow has not answered the first one.
-    again = [each for each in ask_replicas(address, "warmup_recorded") if _names([each]) == [name]]
+    again = ask_replicas(address, "warmup_recorded").of_replicas
+    again = [each for each in again if _names([each]) == [name]]
     silent = sorted({each["replica"] for each in again} - forgot)
     if silent or not forgot:
         who = f"{', '.join(silent)} of {name} has not" if silent else f"no replica of {name} has"
@@ -228,16 +234,19 @@ def _ask(
     need_ray("plan")
     from serve_warm.builder.cluster import ask_replicas
 
-    answers = ask_replicas(address, "warmup_recorded")
-    name, chosen = choose(answers, application=application, deployment=deployment)
-    ended = len(_ended(chosen))
-    source = f"{screen.count(len(chosen), 'replica')} of {name}"
-    return merge(chosen), source + (f" and {ended} that have ended" if ended else ""), name
+    asked = ask_replicas(address, "warmup_recorded")
+    name, chosen = choose(
+        asked.of_replicas, cluster=asked.cluster, application=application, deployment=deployment
+    )
+    ended = f" and {count} that have ended" if (count := len(_ended(chosen))) else ""
+    source = f"{screen.count(len(chosen), 'replica')} of {name}{ended}"
+    return merge(chosen), f"{source}, of the cluster at {asked.cluster}", name
 
 
 def choose(
     answers: Sequence[Mapping[str, Any]],
     *,
+    cluster: str,
     application: str | None = None,
     deployment: str | None = None,
 ) -> tuple[str, list[Mapping[str, Any]]]:
@@ -250,7 +259,7 @@ def choose(
     """
     if not answers:
         raise StoreError(
-            "no replica of this cluster uses serve_warm",
+            f"no replica of the cluster at {cluster} uses serve_warm",
             hint="deploy with import_path: serve_warm.app:wrap, or serve-warm run; if this machine "
             "has several clusters, pass --address",
         )
@@ -262,7 +271,7 @@ def choose(
     if not asked:
         raise ConfigError(
             f"no replica of {application or 'any application'}/{deployment or 'any deployment'} "
-            "answers",
+            f"answers on the cluster at {cluster}",
             hint=f"deployments with replicas: {', '.join(_names(answers))}",
         )
     names = (
@@ -298,7 +307,8 @@ def merge(answers: Sequence[Mapping[str, Any]]) -> InputPlan:
         for request in each["requests"]:
             with contextlib.suppress(ConfigError):
                 requests.append(RecordedRequest.from_json(request))
-    return make_plan(calls, left_out, models, requests)
+    made = make_plan(calls, left_out, models, requests)
+    return dataclasses.replace(made, deployment=answers[0]["deployment"])
 
 
 def _ended(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

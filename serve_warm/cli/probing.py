@@ -58,6 +58,9 @@ def probe(
             click.echo(line)
         for line in flaws:
             click.echo(line)
+        for name, option in (("raylet", "--raylet"), ("proxy", "--proxy")):
+            if name in dict(readiness.reasons) and given[name] == node.OPTIONS[option][1]:
+                click.echo(f"if the {name} listens elsewhere: {option} URL, or none", err=True)
         if readiness.ready and not (verbose or flaws) and sys.stdout.isatty():
             alive = sum(each.condition != "dead" for each in readiness.replicas)
             click.echo(f"ready: {', '.join(readiness.checks)}; replicas: {alive}")

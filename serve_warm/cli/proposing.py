@@ -70,6 +70,12 @@ def init(
         proposals, left = propose_inputs(application)
     else:
         proposals, left = [propose_config(application, file, artifact=artifact)], []
+    is_new = not inputs and not application.is_from_file
+    if is_new and proposals[0].before is not None:
+        raise ConfigError(
+            f"{file} exists, and would be replaced",
+            hint=f"pass another file with --output, or change it: serve-warm init {file}",
+        )
     proposals = [each for each in proposals if each.diff()]
     _show(proposals, left, json_file)
     names = ", ".join(screen.show_line(str(each.path)) for each in proposals)
@@ -78,12 +84,6 @@ def init(
     elif not write:
         click.echo(f"nothing was written; --write writes {names}", err=True)
     else:
-        is_new = not inputs and not application.is_from_file
-        if is_new and proposals[0].before is not None:
-            raise ConfigError(
-                f"{file} exists, and would be replaced",
-                hint=f"pass another file with --output, or change it: serve-warm init {file}",
-            )
         for each in proposals:
             each.write()
         click.echo(f"wrote {names}", err=True)

@@ -24,7 +24,14 @@ from serve_warm.cli.observed import finite, is_asked_for, list_of, text_of
 from serve_warm.cli.pruning import duration
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import MissingPackage, StoreError
-from serve_warm.report import LEVELS, EagerCalls, EagerReason, LearnedCalls, describe_eager
+from serve_warm.report import (
+    LEVELS,
+    CompileEvent,
+    EagerCalls,
+    EagerReason,
+    LearnedCalls,
+    describe_eager,
+)
 from serve_warm.seats.records import SeatUse
 
 
@@ -56,6 +63,8 @@ class ReportedStart:
     """Line about the calls of a plan; empty without a plan."""
     eager: Sequence[str]
     """Lines about the most frequent eager calls, with the inputs to declare."""
+    event: str
+    """The last compile or other event after READY, with the call that caused it."""
     said: Mapping[str, Any]
     """All that the state file or the report has, for the page."""
 
@@ -80,6 +89,7 @@ class ReportedStart:
         said += [self.learned] if self.learned else []
         said += [self.seat] if self.seat else []
         said += self.eager
+        said += [f"after ready, last: {self.event}"] if self.event else []
         said += [f"degraded: {why}" for why in self.degraded]
         said += [f"warning: {text}" for text in self.warnings]
         said += [f"error: {self.error}"] if self.error else []
@@ -223,13 +233,14 @@ def of_cluster(address: str) -> list[ReportedStart]:
         raise MissingPackage("--address", package="ray[serve]")
     from serve_warm.builder.cluster import ask_replicas
 
+    asked = ask_replicas(address)
     starts = [
         start_of((report["application"], report["deployment"], report["replica"]), report)
-        for report in ask_replicas(address)
+        for report in asked.of_replicas
     ]
     if not starts:
         raise StoreError(
-            f"no replica on the cluster at {address} is warmed by serve_warm",
+            f"no replica on the cluster at {asked.cluster} is warmed by serve_warm",
             hint="if several clusters run here, pass the address of yours; for a replica that has "
             "ended, use --state-dir on its node",
         )
@@ -271,6 +282,7 @@ def start_of(
         learned=_line(LearnedCalls, said.get("learned")),
         seat=_line(SeatUse, said.get("seat")),
         eager=_eager(said),
+        event=_last_event(said),
         said=said,
     )
 
@@ -290,6 +302,19 @@ def _eager(said: Mapping[str, Any]) -> list[str]:
             describe_eager([made])  # another release may have written other types
             calls.append(made)
     return [line.strip() for line in describe_eager(calls)]
+
+
+def _last_event(said: Mapping[str, Any]) -> str:
+    """Return the last event, which a state file has as a text, and a report among others."""
+    events = [each for each in list_of(said.get("events")) if isinstance(each, dict)]
+    if not events:
+        return text_of(said.get("event"))
+    kind, function, signature, reason = (text_of(events[-1].get(name)) for name in EVENT_TEXTS)
+    event = CompileEvent(kind=kind, function=function, signature=signature, reason=reason)
+    return str(event) if kind else ""
+
+
+EVENT_TEXTS = ("kind", "function", "signature", "reason")
 
 
 def _line(kind: type[SeatUse | LearnedCalls], said: Any) -> str:

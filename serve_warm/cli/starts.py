@@ -171,6 +171,9 @@ def build(
 
     key = load_signing_key(key_file) if key_file is not None else None
     imported = _import_to_build(app)
+    plan = None if plan_file is None else read_plan(plan_file)
+    if plan is not None:
+        deployment = _deployment_of(plan, plan_file, imported, deployment, every=every)
     if store is None:
         chosen = [deployment] if deployment in imported.warming else list(imported.warming)
         store = imported.store(chosen, environment())
@@ -185,7 +188,6 @@ def build(
     )
     names = list(imported.warming) if every else [deployment]
     apps = [imported.app(name, application=application) for name in names]
-    plan = None if plan_file is None else read_plan(plan_file)
     if plan is None:
         _refuse_undeclared(imported, deployment)
     elif plan.requests and not with_values:
@@ -218,6 +220,28 @@ def build(
         return
     for each, built in zip(apps, results, strict=True):
         _show_result(each, built, unsigned=unsigned, is_own=imported.reads(each.deployment, store))
+
+
+def _deployment_of(
+    plan: InputPlan, file: str | None, imported: Application, asked: str | None, *, every: bool
+) -> str | None:
+    """Return the deployment to build: the one whose calls are planned, unless another is named.
+
+    Raises:
+        ConfigError: the plan has the calls of another deployment.
+    """
+    names = [*imported.warming] if every or asked is None else [asked]
+    others = [name for name in names if name != plan.deployment]
+    if not plan.deployment or not others:
+        return asked
+    if plan.deployment in names and not every:
+        return plan.deployment
+    hint = "make a plan of the traffic of this application: serve-warm plan"
+    if plan.deployment in imported.warming:
+        hint = f"pass --deployment {plan.deployment}, or another plan"
+    raise ConfigError(
+        f"{file} has the calls of {plan.deployment}, and not of {', '.join(others)}", hint=hint
+    )
 
 
 def _refuse_undeclared(imported: Application, deployment: str | None) -> None:
@@ -423,6 +447,9 @@ SHORTER = {
 }
 """What shortens a build whose longest part is this one."""
 
+FEWER_KINDS = "plan fewer kinds of calls: serve-warm plan --most NUMBER, or --seconds NUMBER"
+"""What shortens the compiling of a plan."""
+
 
 def _show_seconds(built: Built) -> None:
     """Say where the time of a build went, and what would shorten its longest part."""
@@ -437,7 +464,8 @@ def _show_seconds(built: Built) -> None:
     longest = max(parts, key=lambda name: parts[name])
     click.echo(f"  seconds     {screen.show_line(shown)}")
     if longest in SHORTER:
-        click.echo(f"  shorter     {SHORTER[longest]}")
+        is_planned = longest == "compile" and built.cold.get("learned") is not None
+        click.echo(f"  shorter     {FEWER_KINDS if is_planned else SHORTER[longest]}")
 
 
 def _show_plan(planned: Mapping[str, Any] | None, replayed: Mapping[str, Any] | None) -> None:

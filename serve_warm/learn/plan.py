@@ -44,6 +44,8 @@ class InputPlan:
     """Requests with their values, if a person wants them in the plan."""
     within_s: float | None = None
     """Seconds that one replay of all calls may take. A build leaves out the calls beyond them."""
+    deployment: str = ""
+    """Name of the deployment whose calls these are; empty in a plan of an earlier release."""
     covered: int = 0
     """Number of calls of kinds that are not in the plan, because the code of others answers them.
     A build finds them."""
@@ -97,6 +99,7 @@ class InputPlan:
         requests = [each.to_json() for each in self.requests]
         return {
             "format": FORMAT,
+            **({"deployment": self.deployment} if self.deployment else {}),
             **within_s,
             **models,
             **({"requests": requests} if requests else {}),
@@ -133,6 +136,9 @@ class InputPlan:
         models = data.get("models", [])
         if not isinstance(models, list) or not all(each and type(each) is str for each in models):
             raise ConfigError(f"{source}: `models` must be a list of ids of multiplexed models")
+        deployment = data.get("deployment", "")
+        if type(deployment) is not str:
+            raise ConfigError(f"{source}: `deployment` must be the name of a deployment")
         within_s, covered = data.get("within_s"), data.get("covered", 0)
         if within_s is not None and not (
             type(within_s) in (int, float) and 0 < within_s < math.inf
@@ -140,30 +146,35 @@ class InputPlan:
             raise ConfigError(f"{source}: `within_s` must be a positive number of seconds")
         if type(covered) is not int or not 0 <= covered < MOST_CALLS:
             raise ConfigError(f"{source}: `covered` must be a number of calls")
-        calls = []
-        for number, each in enumerate(data["calls"]):
-            try:
-                call = RecordedCall.from_json(each)
-            except ConfigError as error:
-                raise ConfigError(
-                    f"{source}: call {number + 1}: {error.message}", hint=error.hint
-                ) from error
-            if why := call.why_not():
-                raise ConfigError(
-                    f"{source}: call {number + 1} ({call.callable}) cannot be replayed: {why}",
-                    hint="remove it from the plan",
-                )
-            calls.append(call)
         return cls(
-            calls=tuple(calls),
+            calls=_calls_of(data, source),
             left_out={
                 str(k): v for k, v in left_out.items() if type(v) is int and 0 < v < MOST_CALLS
             },
             models=tuple(models),
+            deployment=deployment,
             requests=_requests_of(data, source),
             within_s=within_s,
             covered=covered,
         )
+
+
+def _calls_of(data: Mapping[str, Any], source: str) -> tuple[RecordedCall, ...]:
+    calls = []
+    for number, each in enumerate(data["calls"]):
+        try:
+            call = RecordedCall.from_json(each)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{source}: call {number + 1}: {error.message}", hint=error.hint
+            ) from error
+        if why := call.why_not():
+            raise ConfigError(
+                f"{source}: call {number + 1} ({call.callable}) cannot be replayed: {why}",
+                hint="remove it from the plan",
+            )
+        calls.append(call)
+    return tuple(calls)
 
 
 REQUEST_BYTES = 256 << 10
@@ -249,7 +260,17 @@ def _merge_requests(requests: Iterable[RecordedRequest]) -> tuple[list[RecordedR
 
 
 def merge_plans(plans: Sequence[InputPlan]) -> InputPlan:
-    """Return the plan of all calls of these plans. Models and seconds are those of the first."""
+    """Return the plan of all calls of these plans. Models and seconds are those of the first.
+
+    Raises:
+        ConfigError: they are plans of several deployments.
+    """
+    names = sorted({each.deployment for each in plans if each.deployment})
+    if len(names) > 1:
+        raise ConfigError(
+            f"these are plans of several deployments: {', '.join(names)}",
+            hint="merge plans of one deployment, and build each deployment with its own plan",
+        )
     left_out = Counter[str]()
     for each in plans:
         left_out.update(each.left_out)
@@ -260,7 +281,9 @@ def merge_plans(plans: Sequence[InputPlan]) -> InputPlan:
         [request for each in plans for request in each.requests],
     )
     covered = sum(each.covered for each in plans)
-    return dataclasses.replace(made, within_s=plans[0].within_s, covered=covered)
+    return dataclasses.replace(
+        made, within_s=plans[0].within_s, covered=covered, deployment="".join(names)
+    )
 
 
 def size_of(call: RecordedCall) -> int:

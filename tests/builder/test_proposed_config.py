@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -87,6 +88,51 @@ def test_a_config_keeps_its_lines_and_comments(module, args):
     ]
     path.write_text(proposal.after)
     assert propose_config(load_application("serve.yaml"), path, artifact=None).diff() == ""
+
+
+MANIFEST = """\
+# of the team
+apiVersion: ray.io/v1
+kind: RayService
+metadata: {{name: x}}
+spec:
+  serveConfigV2: {header}
+{config}
+  # the cluster
+  rayClusterConfig:
+    headGroupSpec: {{rayStartParams: {{}}}}
+---
+kind: ConfigMap
+data: {{serveConfigV2: "applications: []"}}
+"""
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("header", ["|", "|-  # Serve's"])
+@pytest.mark.parametrize("args", ["", BLOCK, "    args: {size: 3, more: [1]}\n"])
+def test_the_manifest_of_a_ray_service_keeps_its_lines(module, args, header, newline):
+    config = CONFIG.format(module=module(BUILDER), args=args)
+    before = MANIFEST.format(header=header, config=textwrap.indent(config, " " * 4))
+    before = before.replace("\n", newline)
+    Path("rayservice.yaml").write_bytes(before.encode())
+    Path("serve.yaml").write_text(config)
+    expected, found = (
+        propose_config(load_application(name), Path(name), artifact="s3://b/x")
+        for name in ("serve.yaml", "rayservice.yaml")
+    )
+    after = MANIFEST.format(header=header, config=textwrap.indent(expected.after, " " * 4))
+    assert found.after == after.replace("\n", newline)
+    found.write()
+    application = load_application("rayservice.yaml")
+    assert application.config["args"]["artifact"] == "s3://b/x"
+    assert propose_config(application, Path(), artifact=None).diff() == ""
+
+
+def test_a_manifest_of_another_form_is_left_to_the_user(module):
+    config = json.dumps(CONFIG.format(module=module(BUILDER), args=""))
+    Path("rayservice.yaml").write_text(f"kind: RayService\nspec:\n  serveConfigV2: {config}\n")
+    with pytest.raises(ConfigError, match="without losing its form"):
+        propose_config(load_application("rayservice.yaml"), Path("x"), artifact=None)
 
 
 def test_a_config_of_another_form_is_left_to_the_user(module):

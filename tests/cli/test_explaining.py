@@ -106,7 +106,11 @@ ROWS: dict[Answer, tuple[Report, dict[str, Any], list[str]]] = {
         [": late: late: the deadline of 900 s passed"],
     ),
     "degraded": (WARM, {"degraded": ["2 threads"]}, [": degraded: 2 threads"]),
-    "requests compile": (WARM, {"event": EVENT}, [f": requests compile: {EVENT}"]),
+    "requests compile": (
+        WARM,
+        {"event": EVENT, "inputs_expected": 2},
+        [f": requests compile: {EVENT}", "  next: serve-warm report"],
+    ),
     "no compiled code": (
         Report(stage=Stage.READY, verdict=Verdict.OFF),
         {
@@ -122,6 +126,17 @@ OTHERS = {"hung", "not started", "waiting for a resource"}
 
 def test_each_answer_has_a_row():
     assert {*ROWS, *OTHERS} == {*get_args(Answer)}
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"inputs_expected": 0}, {"inputs_expected": 2, "learned": "learned: 2 of 2 kinds of calls"}],
+)
+def test_a_compile_of_an_app_that_declares_nothing_leads_to_a_plan(
+    facts: dict[str, Any], why: Callable[..., Ended], replica: Callable[..., object]
+):
+    replica(WARM, event=EVENT, **facts)
+    assert "  next: serve-warm plan -o plan.yaml" in why().out.splitlines()
 
 
 @pytest.mark.parametrize("answer", ROWS)

@@ -25,6 +25,7 @@ from serve_warm.artifact.push import push
 from serve_warm.builder import check_store
 from serve_warm.cli import artifacts as artifact_commands
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
+from serve_warm.learn.plan import InputPlan
 from serve_warm.stores import open_store
 
 KEY = new_key()
@@ -141,6 +142,11 @@ app = Scorer.bind()
 
 def other_code(project: Project) -> None:
     project.publish(made_of=CodeAndModel(code="0" * 32))
+
+
+def plan_of_another(project: Project) -> None:
+    """Make the mistake of a plan that was made of another application's traffic."""
+    (project.folder / "plan.yaml").write_text(InputPlan(calls=(), deployment="Ranker").to_yaml())
 
 
 def existing_config(project: Project) -> None:
@@ -514,6 +520,13 @@ MISTAKES = [
         command="init {module}:app --artifact s3://b/x --output mine.yaml --write",
         found="mine.yaml exists, and would be replaced",
         fix="serve-warm init mine.yaml",
+    ),
+    Mistake(
+        name="plan of another application",
+        make=plan_of_another,
+        command="build serve.yaml --plan plan.yaml --store {folder}/artifacts",
+        found="plan.yaml has the calls of Ranker, and not of Scorer",
+        fix="make a plan of the traffic of this application",
     ),
     Mistake(
         name="artifact that verify refuses",

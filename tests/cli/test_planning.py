@@ -46,6 +46,8 @@ def answer(deployment: str, *sizes: int, **not_recorded: int) -> dict[str, Any]:
 
 NUMBERS = itertools.count()
 
+OF_CLUSTER = "of the cluster at 10.0.0.1:6379"
+
 
 def run(
     monkeypatch: pytest.MonkeyPatch,
@@ -53,9 +55,10 @@ def run(
     *words: str,
     forgetful: list[dict[str, Any]] | None = None,
 ) -> Any:
-    def ask(_address: str, method: str, **given: str) -> list[dict[str, Any]]:
+    def ask(_address: str, method: str, **given: str) -> cluster.Answers:
         asked.append((method, given))
-        return answers if forgetful is None or not given else forgetful
+        found = answers if forgetful is None or not given else forgetful
+        return cluster.Answers(cluster="10.0.0.1:6379", of_replicas=found)
 
     asked: list[Any] = []
     monkeypatch.setattr(cluster, "ask_replicas", ask)
@@ -71,10 +74,12 @@ def test_replicas_are_merged_and_written_to_a_file(monkeypatch, tmp_path: Path):
     assert done.exit_code == 0
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
-        "2 kinds of calls, 60% of 5 recorded calls: 2 replicas of app/Model",
+        f"2 kinds of calls, 60% of 5 recorded calls: 2 replicas of app/Model, {OF_CLUSTER}",
         "left out: 2 calls: cache",
+        f"next: serve-warm build APP --plan {file}",
     ]
-    assert [each.calls for each in read_plan(str(file)).calls] == [1, 2]
+    written = read_plan(str(file))
+    assert ([each.calls for each in written.calls], written.deployment) == ([1, 2], "Model")
 
 
 def test_requests_that_were_not_recorded_are_no_calls(monkeypatch):
@@ -82,7 +87,7 @@ def test_requests_that_were_not_recorded_are_no_calls(monkeypatch):
     why = f"{OF_REQUESTS}a number is not finite"
     done = run(monkeypatch, [answer("Model", 3, **{why: 2}), answer("Model", 5, **{why: 1})])
     assert done.stderr.splitlines() == [
-        "2 kinds of calls, 100% of 2 recorded calls: 2 replicas of app/Model",
+        f"2 kinds of calls, 100% of 2 recorded calls: 2 replicas of app/Model, {OF_CLUSTER}",
         "left out: 3 requests with their values: a number is not finite",
     ]
 
@@ -102,7 +107,7 @@ def test_many_sizes_get_a_suggestion(monkeypatch):
 @pytest.mark.parametrize(
     ("answers", "names", "error", "message"),
     [
-        ([], {}, StoreError, "no replica of this cluster uses serve_warm"),
+        ([], {}, StoreError, "no replica of the cluster at here uses serve_warm"),
         ([answer("A", 3), answer("B", 3)], {}, ConfigError, "calls: app/A, app/B"),
         (
             [answer("A", 3)],
@@ -124,25 +129,25 @@ def test_many_sizes_get_a_suggestion(monkeypatch):
 )
 def test_a_deployment_that_cannot_be_chosen_is_an_error(answers, names, error, message):
     with pytest.raises(error, match=message):
-        choose(answers, **names)
+        choose(answers, cluster="here", **names)
 
 
 def test_only_one_deployment_with_calls_needs_no_name():
-    name, chosen = choose([answer("A"), answer("B", 3), answer("B", 4)])
+    name, chosen = choose([answer("A"), answer("B", 3), answer("B", 4)], cluster="here")
     assert (name, len(chosen)) == ("app/B", 2)
 
 
 def test_a_deployment_with_requests_alone_needs_no_name():
     recorded = answer("B", cache=3)
-    assert choose([answer("A"), recorded])[0] == "app/B"
+    assert choose([answer("A"), recorded], cluster="here")[0] == "app/B"
     recorded["requests"] = [REQUEST]
-    assert choose([answer("A", other=1), recorded])[0] == "app/B"
+    assert choose([answer("A", other=1), recorded], cluster="here")[0] == "app/B"
 
 
 def test_equal_names_of_two_applications_are_told_apart():
     """Their calls must not be merged."""
     other = {**answer("A", 5), "application": "other"}
-    name, chosen = choose([answer("A", 3), other], application="other")
+    name, chosen = choose([answer("A", 3), other], cluster="here", application="other")
     assert (name, chosen) == ("other/A", [other])
 
 

@@ -55,9 +55,11 @@ def test_nothing_is_written_without_write(target):
 def test_an_existing_config_is_kept(target):
     """It may be of another application."""
     Path("serve.yaml").write_text("mine: 1\n")
-    ended = init(target, "--write")
-    assert "serve.yaml exists, and would be replaced" in str(ended.exception)
-    assert "serve-warm init serve.yaml" in str(ended.exception)
+    for options in ((), ("--write",)):
+        ended = init(target, *options)
+        assert "serve.yaml exists, and would be replaced" in str(ended.exception)
+        assert "serve-warm init serve.yaml" in str(ended.exception)
+        assert ended.stdout == "", "what would never be written"
     assert Path("serve.yaml").read_text() == "mine: 1\n"
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from click.testing import CliRunner
 
 from serve_warm import cli
 from serve_warm._state_file import StateFile
+from serve_warm.builder.cluster import Answers
 from serve_warm.cli import reporting
 from serve_warm.errors import StoreError
-from serve_warm.report import EagerCalls, EagerReason, LearnedCalls, describe_eager
+from serve_warm.report import CompileEvent, EagerCalls, EagerReason, LearnedCalls, describe_eager
 from serve_warm.seats.records import SeatUse
 
 SPANS = [
@@ -73,6 +75,29 @@ def test_the_first_line_splits_the_whole_start(replicas: Path):
     )
     assert lines[1] == "  verdict=full_hit traced=some calls: 1 at level 1, 3 at level 2"
     assert lines[2] == "  degraded: uncovered: 1 of 4 inputs"
+
+
+EVENT = CompileEvent(
+    kind="recompile", function="forward (app.py:7)", signature="x=float32[3]", reason="0/0: size"
+)
+
+
+def test_the_last_compile_in_traffic_is_told_with_its_call(replicas: Path, tmp_path: Path):
+    """`why` leads here. A report of a cluster has all events, and a state file the last one."""
+    said = "  after ready, last: recompile of forward (app.py:7) with x=float32[3]: 0/0: size"
+    state = StateFile(tmp_path / "other", application="a", deployment="D", replica="r")
+    state.write({**FACTS, "event": str(EVENT)})
+    assert said in run("--state-dir", str(tmp_path / "other")).splitlines()
+    state.close()
+    events = [{"kind": "compile"}, dataclasses.asdict(EVENT)]
+    of_report = reporting.start_of(("a", "D", "r"), {"events": events})
+    assert said in of_report.lines(is_whole=True)
+    assert "last:" not in run("--state-dir", str(replicas))
+
+
+@pytest.mark.parametrize("events", [[1], [{}], [{"kind": 3}], {"kind": "compile"}])
+def test_events_that_nobody_can_read_are_no_event(events: Any):
+    assert not reporting.start_of(("a", "D", "r"), {"events": events}).event
 
 
 def test_what_came_of_a_plan_is_told(tmp_path: Path):
@@ -196,7 +221,9 @@ def test_eager_calls_have_lines_with_inputs_to_declare(tmp_path: Path):
 @pytest.mark.parametrize("wrong", [None, [1], [{"reason": "none"}], [{**EAGER, "calls": "x"}]])
 def test_a_report_of_a_cluster_has_them_as_well(monkeypatch: pytest.MonkeyPatch, wrong: Any):
     named = {"application": "shop", "deployment": "Ranker", "replica": "a"}
-    asked = [{**FACTS, **named, "eager_calls": [*(wrong or []), EAGER]}]
+    asked = Answers(
+        cluster="here", of_replicas=[{**FACTS, **named, "eager_calls": [*(wrong or []), EAGER]}]
+    )
     monkeypatch.setattr("serve_warm.builder.cluster.ask_replicas", lambda _: asked)
     (start,) = reporting.of_cluster("here")
     assert [f"  {line}" for line in start.eager] == LINES

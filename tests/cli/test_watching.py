@@ -54,7 +54,7 @@ def test_files_say_all_there_is_to_show(directory, replica):
     assert seen.event == (
         "uncovered: 1 of 2 inputs; after ready: 1 compiles, 2 captures, "
         "7 kernels built, 8 autotuned, 4 fallbacks to eager, 5 refused, 6 of 90 calls eager, "
-        "last: recompile of forward (model.py:7): size mismatch; "
+        "last: recompile of forward (model.py:7) with x=float32[3]: size mismatch; "
         "warning: compiled calls ran on 2 threads"
     )
 

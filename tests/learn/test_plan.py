@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from serve_warm.errors import ConfigError
-from serve_warm.learn.plan import MOST_BYTES, InputPlan, make_plan, read_plan
+from serve_warm.learn.plan import MOST_BYTES, InputPlan, make_plan, merge_plans, read_plan
 from serve_warm.learn.recorded import RecordedCall
 from serve_warm.learn.recorded_requests import OF_REQUESTS, RecordedRequest
 
@@ -64,7 +65,8 @@ def test_a_plan_of_nothing_covers_everything():
 
 @pytest.mark.parametrize("form", ["file", "yaml", "json"])
 def test_a_plan_can_be_read_again(form: str, tmp_path: Path):
-    plan = make_plan([call(3, 5), call(64)], {"a reason": 2}, ["de", "fr"])
+    made = make_plan([call(3, 5), call(64)], {"a reason": 2}, ["de", "fr"])
+    plan = dataclasses.replace(made, deployment="Ranker")
     given = plan.to_yaml()
     if form == "file":
         (tmp_path / "plan.yaml").write_text(given)
@@ -87,6 +89,7 @@ WRONG: dict[str, Any] = {
     "a string": {"format": 1, "calls": [call(3, 1, "str[3]").to_json()]},
     "no models": {"format": 1, "calls": [], "models": "de"},
     "a model without an id": {"format": 1, "calls": [], "models": [""]},
+    "a deployment without a name": {"format": 1, "calls": [], "deployment": ["Ranker"]},
     "left out": {"format": 1, "calls": [], "left_out": [1]},
     "a huge size": {"format": 1, "calls": [{**call(3).to_json(), "tensors": [HUGE]}]},
     "too many calls": {"format": 1, "calls": [{**call(3).to_json(), "calls": 1 << 63}]},
@@ -111,6 +114,15 @@ def test_a_file_that_cannot_be_read_is_named(name: str, tmp_path: Path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(ConfigError, match=f"{name} cannot be read"):
         read_plan(str(tmp_path / name))
+
+
+def test_plans_of_one_deployment_are_merged_and_others_refused():
+    mine = InputPlan(calls=(call(3),), deployment="Ranker")
+    older = InputPlan(calls=(call(4),))
+    assert merge_plans([older, mine]).deployment == "Ranker"
+    assert len(merge_plans([older, mine]).calls) == 2
+    with pytest.raises(ConfigError, match="several deployments: Other, Ranker"):
+        merge_plans([mine, dataclasses.replace(mine, deployment="Other")])
 
 
 def test_an_empty_plan_is_valid():

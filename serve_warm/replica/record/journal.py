@@ -219,9 +219,8 @@ class Journal:
         """Warn that there is nothing to replay."""
         self.is_undeclared = True
         self.warn(
-            "nothing is replayed or proven, because the application declares no inputs, and "
-            "neither the settings nor the artifact have a plan: after some traffic, run "
-            "`serve-warm plan`, and then `serve-warm build --plan`"
+            "nothing is replayed or proven, because no inputs are declared and there is no plan: "
+            "after some traffic, run `serve-warm plan`, and then `serve-warm build --plan`"
         )
 
     def note_loaded(self, *, narrow: Sequence[str], unvaried: Sequence[str], varied: str) -> None:
@@ -382,6 +381,7 @@ class Journal:
             return
         self._span = serving = _Serving.after(self._span)
         self.traffic_log.lasting = set(lasting_threads)
+        self.traffic_log.is_learned = self.has_only_planned_inputs and self._config.record != "off"
         counts, events = serving.warmup, watch_process().events([self._events])
         if self.compiled_early:
             self.warn(

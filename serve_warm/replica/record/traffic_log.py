@@ -35,10 +35,24 @@ LOGGED = ("kind", "function", "signature", "seconds", "reason")
 """Facts of an event that are fields of its log record."""
 
 KEEP_ON_ONE_THREAD = (
-    "make the handler `async def`, or call the model with "
-    "`await self.on_model_thread(self.model, ...)`, which keeps the model on one thread"
+    "call the model in an `async def` handler itself and not through asyncio.to_thread or an "
+    "executor, or call it with `await self.on_model_thread(self.model, ...)`, which keeps the "
+    "model on one thread"
 )
 """Advice if compiled calls run on threads that live only for one request."""
+
+BUILD_ANOTHER = (
+    "this call is recorded: make another plan, and build with it: serve-warm plan -o plan.yaml, "
+    "then serve-warm build APP --plan plan.yaml"
+)
+"""Advice if inputs come from a plan, or from none yet."""
+
+BUILD_FIRST = (
+    "uncompiled code has answered it, as it answers all calls until there is an artifact: run "
+    "serve-warm plan -o plan.yaml, then serve-warm build APP --plan plan.yaml, and then replace "
+    "the replica"
+)
+"""Advice if there is no artifact, and no input from which to build one."""
 
 RACE = (
     "the input is declared and proven, but concurrent calls on several threads can hit a race "
@@ -100,6 +114,8 @@ class TrafficLog:
         """Function and signature of each warm-up compile that the watch still remembers."""
         self.lasting: Collection[int] = ()
         """Native ids of the threads that live as long as the replica."""
+        self.is_learned = False
+        """Whether the application declares no inputs, and live calls are recorded for a plan."""
         self._silent_until: dict[bool, float] = {}
         """When the next line may follow (`time.monotonic`), for eager calls and for the rest."""
         self._unlogged: Counter[bool] = Counter()
@@ -150,6 +166,8 @@ class TrafficLog:
         if event.reason == ANOTHER and "model_id=" in (hint := suggest(event)):
             return f"declare this input in warmup_inputs(): {hint}"
         known = _find_advice(event, proven_on)
+        if known == ADVICE[NO_ARTIFACT] and self.is_learned:
+            return BUILD_FIRST
         if known:
             return known
         is_of_request = bool(self.lasting) and event.thread not in self.lasting
@@ -158,9 +176,12 @@ class TrafficLog:
             return RESET
         if (event.function, event.signature) in self.warmed:
             return RACE if is_of_request else CHANGED
-        # Call `suggest` only if a line is written, because it inspects the current request.
         other = "give the model this number as a tensor" if _is_number(event) else "pad to a bucket"
-        declare = f"declare this input in warmup_inputs(), or {other}: {suggest(event)}"
+        if self.is_learned:
+            declare = f"{BUILD_ANOTHER}; or {other}"
+        else:
+            # Only if a line is written, because `suggest` inspects the current request.
+            declare = f"declare this input in warmup_inputs(), or {other}: {suggest(event)}"
         return f"{KEEP_ON_ONE_THREAD}; and {declare}" if is_of_request else declare
 
 

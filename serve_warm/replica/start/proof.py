@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 
@@ -505,8 +506,11 @@ class Proof(StartStep):
         if not unproven:
             return
         name, why = next(iter(unproven.items()))
-        # Name all skipped inputs, because requests of these sizes may also run out of memory.
-        names = ", ".join(map(repr, left_out)) if name in left_out else repr(name)
+        # Name the skipped inputs, because requests of these sizes may also run out of memory.
+        skipped = [*map(repr, left_out)] if name in left_out else [repr(name)]
+        names = ", ".join(itertools.islice(skipped, MOST_SKIPPED))
+        if len(skipped) > MOST_SKIPPED:
+            names += f" and {len(skipped) - MOST_SKIPPED} more"
         of = len(progress.inputs)
         text = f"{len(unproven)} of {of} inputs are not proven warm; {names} {why}"
         if self._config.on_unproven == "fail":
@@ -515,6 +519,10 @@ class Proof(StartStep):
         logger.warning(
             "the replica serves with unproven inputs, because on_unproven is 'serve': %s", text
         )
+
+
+MOST_SKIPPED = 4
+"""Number of skipped inputs that one sentence names. The report has all of them."""
 
 
 def _can_compile() -> bool:

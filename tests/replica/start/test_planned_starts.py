@@ -138,6 +138,43 @@ def test_a_build_refuses_such_a_plan(name: str):
     assert "left out, because it cannot be repeated" in error.message
 
 
+def test_a_plan_of_another_application_fails_a_build_with_a_short_sentence():
+    gone = [call(size, of="app.Gone") for size in range(1, 21)]
+    error, _, _ = failed(NotProven, Wrapped(), plan=plan(*gone), on_unproven="fail")
+    assert "20 of 20 inputs are not proven warm" in error.message
+    assert error.message.count("app.Gone(t0)") == 4
+    assert " and 16 more left out, because it cannot be repeated: " in error.message
+    assert "the application has compiled no app.Gone" in error.message
+
+
+DECLARED = [Input(target="embed", name="mine", args=(torch.ones(5),))]
+
+
+@pytest.mark.parametrize(
+    ("declared", "settings", "is_learned"),
+    [
+        (None, {"plan": True, "record": "signatures"}, True),
+        (None, {"record": "signatures"}, True),
+        (None, {"plan": True}, False),
+        (DECLARED, {"record": "signatures"}, False),
+    ],
+    ids=["a plan", "no plan yet", "not recorded", "declared inputs"],
+)
+def test_a_compile_in_traffic_of_an_untouched_app_asks_for_a_plan(
+    declared: Any, settings: dict[str, Any], is_learned: bool, caplog: pytest.LogCaptureFixture
+):
+    """Its author declares no inputs, and `warmup_inputs()` would be a change of code."""
+    if "plan" in settings:
+        settings = {**settings, "plan": plan(call(4))}
+    replica = Wrapped(declared=declared)
+    warm_up(replica, **settings)
+    with torch.set_grad_enabled(declared is not None):  # as in the replays
+        replica.owner.model(torch.ones(3, 3))
+    (line,) = [each for each in caplog.messages if each.startswith("after ready: kind=")]
+    assert ("serve-warm plan -o plan.yaml, then serve-warm build APP --plan" in line) == is_learned
+    assert ("warmup_inputs()" in line) != is_learned
+
+
 def test_a_plan_that_is_damaged_fails_a_build_with_a_sentence():
     error, _, _ = failed(ConfigError, Wrapped(), plan='{"format": 9, "calls": []}')
     assert "has format 9" in error.message

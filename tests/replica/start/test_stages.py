@@ -422,7 +422,7 @@ def test_compiled_calls_on_passing_threads_are_warned_about():
     assert report.stage is Stage.READY
     [warning] = report.warnings
     assert "compiled calls ran on 1 thread outside the replica's own" in warning
-    assert "make the handler `async def`" in warning
+    assert "in an `async def` handler itself and not through asyncio.to_thread" in warning
     assert "await self.on_model_thread(self.model, ...)" in warning
     assert threading.get_native_id() not in report.threads
 
