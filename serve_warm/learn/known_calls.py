@@ -43,10 +43,17 @@ class KnownCalls(Generic[Known]):
         self, callable_id: int, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Known | None:
         """Return what was added for such a call; None if nothing was, or it has other arguments."""
-        looked = _look(callable_id, args, kwargs)
-        if looked is None:
-            return None
-        shapes, tensors = looked
+        # The key of `_look`, without its call and lists, which take a quarter of a microsecond.
+        key = [callable_id, is_inference_mode_enabled(), is_grad_enabled(), *kwargs]
+        tensors = (*args, *kwargs.values()) if kwargs else args
+        for value in tensors:
+            if type(value) is not Tensor or value.__dict__:
+                looked = _look(callable_id, args, kwargs)
+                return None if looked is None else self._find(*looked)
+            key.append(value.shape)
+        return self._find(tuple(key), tensors)
+
+    def _find(self, shapes: tuple[object, ...], tensors: Sequence[object]) -> Known | None:
         for is_same, known in self._by_shapes.get(shapes, ()):
             # This is False, too, if a tensor is passed twice.
             if is_same(*tensors):
