@@ -855,7 +855,7 @@ HERE = address_of_this_machine()
     [
         (HERE, 300, "127.0.0.2"),
         ("127.0.0.2", 300, HERE),
-        (None, 1000, HERE),
+        pytest.param(None, 1000, HERE, marks=pytest.mark.stress),
     ],
     ids=["from-an-interface", "host-on-an-interface", "from-many-addresses"],
 )

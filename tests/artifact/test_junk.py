@@ -8,6 +8,7 @@ import base64
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,14 @@ TIMES = ("older", "newer")
 WORST = ("nested just below the limit", "wrong signatures of a trusted key", "too many signatures")
 
 
+def lane_of(shape: str, _name: str, size: int, when: str) -> Sequence[pytest.MarkDecorator]:
+    """Return the marks of a case: the smaller and older junk is for `make stress`."""
+    if shape == WORST[0]:
+        return ()
+    is_rare = (size == GLANCE_BYTES and shape not in WORST) or when == "older"
+    return [pytest.mark.stress if is_rare else pytest.mark.slow]
+
+
 CASES = [
     *((shape, "our variant", MAX_ENVELOPE_BYTES, "newer") for shape in SHAPES),
     *((shape, "our variant", GLANCE_BYTES, "newer") for shape in SHAPES),
@@ -58,7 +67,7 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("shape", "name", "size", "when"),
-    [pytest.param(*case, marks=() if case[0] == WORST[0] else pytest.mark.slow) for case in CASES],
+    [pytest.param(*case, marks=lane_of(*case)) for case in CASES],
 )
 def test_a_pull_beside_junk_is_short_and_finds_its_artifact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, *, name: str, size: int, when: str

@@ -239,6 +239,7 @@ def libraries(started: Started) -> io.BytesIO:
     return packed({str(f.relative_to(caches)): f.read_bytes() for f in caches.rglob("*.so")})
 
 
+@pytest.mark.stress
 @pytest.mark.long
 @needs_cpu_kernels
 def test_portable_kernels_need_no_avx512(portable: Started):

@@ -16,7 +16,7 @@ import torch
 from processes import answer_of
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.stress,
     pytest.mark.skipif(torch.cuda.is_available(), reason="the templates are those of a CPU"),
 ]
 

@@ -78,6 +78,7 @@ def test_a_blocked_replica_ends_with_its_reason(
     assert {each.condition for each in replicas()} == {"dead"}
 
 
+@pytest.mark.stress
 def test_a_start_that_blocked_the_loop_is_not_ended_by_serve(apps: dict[str, App]):
     """From Ray 2.56 on, three missed probes end a start in DEPLOY_FAILED, although it succeeded."""
     report = apps["watched"].ready().report()

@@ -180,6 +180,7 @@ def test_a_changed_setting_is_started_with_by_a_changed_option_of_the_actor(clus
 # --- a new controller --------------------------------------------------------------------------
 
 
+@pytest.mark.stress
 @pytest.mark.long
 def test_a_killed_controller_costs_no_cold_request(cluster, start, clients):
     """Serve's controller dies during warm-up. The same process continues, and then serves."""

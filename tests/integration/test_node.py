@@ -31,6 +31,7 @@ PERIOD_S = 5.0
 """From one question of a kubelet to the next, as the documents recommend it."""
 
 
+@pytest.mark.stress
 @pytest.mark.long
 def test_no_answer_is_ahead_of_the_truth(cluster: Cluster) -> None:
     """Nor do answers lag after deaths, a rolling update, a new controller or a new server."""

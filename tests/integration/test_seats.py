@@ -55,6 +55,7 @@ def test_a_replica_begins_on_the_seat_that_another_one_keeps(cluster: Cluster):
     assert {each["threads"] for each in processes} == {1}
 
 
+@pytest.mark.stress
 @pytest.mark.long
 def test_more_replicas_than_seats(cluster: Cluster):
     """One replica starts on the seat, the others without a seat. All report which."""
@@ -81,6 +82,7 @@ def test_more_replicas_than_seats(cluster: Cluster):
     assert sum(each["waiting"] is not None for each in seats) == 1
 
 
+@pytest.mark.stress
 @pytest.mark.long
 def test_another_runtime_env_has_no_use_of_a_seat(cluster: Cluster):
     """A deployment without the hook has no use for a seat either. Each start reports this."""
@@ -137,7 +139,7 @@ def workers() -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("optimized", ["0", "1"])
+@pytest.mark.parametrize("optimized", ["0", pytest.param("1", marks=pytest.mark.stress)])
 def test_modes_that_an_import_set_are_those_of_a_plain_start(cluster: Cluster, optimized: str):
     """On the thread of `__init__` and of requests, which a throughput-optimized Serve shares."""
     variables = {

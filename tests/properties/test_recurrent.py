@@ -93,7 +93,7 @@ def test_a_change_of_a_recurrent_layer_is_seen_by_the_next_call(name: str, folde
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("kind", [pytest.param(nn.GRU, marks=pytest.mark.stress), nn.LSTM])
 def test_a_recurrent_layer_is_a_library(kind: type, tmp_path: Path):
     """A library takes the weights from the module, not from the build's."""
     fresh, compiled = rebuilt(lambda: Output(kind), tmp_path, lambda m: m(x()), level=3)

@@ -126,6 +126,7 @@ class Counting(Assigning):
         return self.linear(given) * self.rows
 
 
+@pytest.mark.stress
 @pytest.mark.long
 def test_a_number_that_a_forward_reads_and_assigns_has_no_entry(tmp_path: Path):
     """No later call would have the number of the build."""

@@ -117,6 +117,7 @@ def test_the_next_call_of_a_kind_finishes_its_library():
     torch.testing.assert_close(two.answers, two.eager)
 
 
+@pytest.mark.stress
 @pytest.mark.long
 def test_what_was_begun_for_another_state_is_not_finished():
     """A new state gets a new library. A kind of call that occurred once has none, with a reason."""
@@ -135,6 +136,7 @@ def test_what_was_begun_for_another_state_is_not_finished():
     assert described[1]["reason"] == "it was called only once while entries were made"
 
 
+@pytest.mark.stress
 @pytest.mark.long
 def test_a_state_that_never_comes_back_is_not_traced_again_and_again():
     """A few times for a kind of call, as when entries are made at once."""

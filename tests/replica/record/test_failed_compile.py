@@ -100,7 +100,9 @@ def test_a_call_that_hangs_is_not_explained_by_a_compile(compiles: bool, hint: s
     assert hint in error.hint
 
 
-@pytest.fixture(name="mounted", params=["size=2m", "noexec,size=400m"])
+@pytest.fixture(
+    name="mounted", params=["size=2m", pytest.param("noexec,size=400m", marks=pytest.mark.stress)]
+)
 def mounted_fixture(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     folder = tmp_path / "volume"
     folder.mkdir()

@@ -195,6 +195,7 @@ def test_a_rank_that_dies_in_a_pass_is_not_waited_for(tmp_path: Path):
     assert "'batch 2' raised" in first["report"]["error"]
 
 
+@pytest.mark.stress
 @pytest.mark.long
 def test_a_rank_that_dies_between_passes_is_missed(tmp_path: Path):
     """Its peer, which waits for its word, ends with a sentence and not with its deadline."""

@@ -226,18 +226,26 @@ def ask(folder: Path, *command: str) -> dict[str, str]:
     return found
 
 
+OF_OTHER_FORMS = ("build", "build_local", "imported", "deployed")
+"""Names that the script adds by itself."""
+
+
 @pytest.mark.ray
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_build_and_a_start_give_an_application_the_same_name(folder: Path):
+@pytest.mark.parametrize(
+    "scripts",
+    [
+        pytest.param(["decorated", "named", "nested"], marks=pytest.mark.slow, id="some"),
+        pytest.param([*NAMES.keys() - {*OF_OTHER_FORMS}], marks=pytest.mark.stress, id="all"),
+    ],
+)
+def test_a_build_and_a_start_give_an_application_the_same_name(folder: Path, scripts: list[str]):
     """The script runs as `__main__`, and a build imports the same file."""
-    scripts = [
-        name for name in NAMES if name not in ("build", "build_local", "imported", "deployed")
-    ]
     started = ask(folder, "app.py", ",".join(scripts))
     built = ask(folder, "-c", BUILD, *{path for _, path in NAMES.values()})
-    assert started == {name: application for name, (application, _) in NAMES.items()}
-    assert {name: built[path] for name, (_, path) in NAMES.items()} == started
+    chosen = {name: NAMES[name] for name in (*scripts, *OF_OTHER_FORMS)}
+    assert started == {name: application for name, (application, _) in chosen.items()}
+    assert {name: built[path] for name, (_, path) in chosen.items()} == started
 
 
 # Without Ray ------------------------------------------------------------------------------------
@@ -311,7 +319,14 @@ def scripts_fixture(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", SCRIPTS, ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(each, marks=() if number % 2 == 0 else pytest.mark.stress)
+        for number, each in enumerate(SCRIPTS)
+    ],
+    ids=" ".join,
+)
 def test_a_script_has_the_name_of_its_module(scripts: Path, command: tuple[str, ...]):
     folder, module = SCRIPTS[command]
     imported = ask(scripts / folder, "-c", f"import {module}")

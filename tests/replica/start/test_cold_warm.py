@@ -56,6 +56,7 @@ struct Planted {{ Planted() {{ std::fclose(std::fopen("{marker}", "w")); }} }} p
 """
 
 
+@pytest.mark.stress
 @pytest.mark.long
 def test_headers_that_an_earlier_process_left_are_in_no_build(
     machine: Machine, cold: Started, tmp_path: Path
@@ -128,6 +129,7 @@ def test_a_warm_start_runs_no_compiler(warm: Started):
     assert report["degraded"] == []
 
 
+@pytest.mark.stress
 @pytest.mark.long
 def test_without_the_answers_the_probe_is_asked(cold: Started, unanswered: Started):
     """The same artifact without its answers: still a hit, but the probe runs again."""
