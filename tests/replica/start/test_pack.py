@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,9 +18,11 @@ import serve_warm
 from compiled import compiled
 from levels import forget_callables
 from serve_warm.compiler import eager_calls
+from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.errors import WarmupFailed
 from serve_warm.inputs import Input
-from serve_warm.replica.start.pack import build_facts, pack
+from serve_warm.private_apis import inductor
+from serve_warm.replica.start.pack import ISA_FACT, build_facts, pack
 from starts import StandIn, process, warm_up  # noqa: F401 - fixtures
 
 
@@ -30,6 +33,25 @@ def test_facts_of_a_build_are_json():
     assert json.loads(json.dumps(facts)) == facts
     assert facts["inputs"] == ["size 3", "size 2"]
     assert facts["passes"] == 3
+
+
+def test_a_pack_waits_for_the_answers_of_a_probe_of_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without them a start would run a compiler. The probe may go on when all else is made."""
+    start, checks = warm_up(StandIn()), isa_checks()
+    forget_callables()
+
+    def probe() -> None:
+        time.sleep(0.3)
+        checks.answers["asked in the background"] = True
+
+    monkeypatch.setattr(checks, "answers", {})
+    monkeypatch.setattr(checks, "_ahead", None)
+    monkeypatch.setattr(inductor, "isa_picker", lambda: probe)
+    checks.probe_ahead()
+    packed = asyncio.run(pack(start.report(), tmp_path, cast("Any", None)))
+    assert packed.facts[ISA_FACT] == {"asked in the background": True}
 
 
 ITEM = Input(target="embed", name="mine")
