@@ -469,7 +469,8 @@ class Report(Bounded):
     """Parts of the start since its process began, in order. A part can be inside another part. For
     example, the import of torch's compiler is inside `pending`."""
     doing: str = ""
-    """What an unfinished start is waiting for now, if its stage does not show this."""
+    """What an unfinished start is waiting for now, if its stage does not show this. After READY,
+    torch's compiler if requests wait for it."""
     inputs: tuple[InputResult, ...] = ()
     passes: int = 0
     inputs_done: int = 0

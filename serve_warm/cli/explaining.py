@@ -341,6 +341,9 @@ def _last_span(state: Mapping[str, Any]) -> str:
 def _of_ready(state: Mapping[str, Any], verdict: str) -> list[Finding]:
     """Return what is wrong with a replica that serves."""
     found: list[Finding] = []
+    if doing := text_of(state.get("doing")):
+        then = "serve-warm status --watch"
+        found.append(Finding(answer="compiling now", said=f"READY, waits for {doing}", then=then))
     reason, store = text_of(state.get("reason")), text_of(state.get("store"))
     quoted = shlex.quote(store)
     if state.get("nothing_compiles") is True:

@@ -169,7 +169,7 @@ def of_replica(replica: node.Replica, now: float) -> Observed:
         stage=stage,
         verdict=verdict,
         store=text_of(state.get("store")),
-        doing=text_of(state.get("doing")) if replica.condition == "warming" else "",
+        doing=text_of(state.get("doing")) if replica.condition in ("warming", "warm") else "",
         traced=text_of(state.get("traced")) if stage == "READY" else "",
         levels=_levels(figures),
         inputs_done=_count(state.get("inputs_done")),

@@ -139,6 +139,14 @@ def test_a_compile_of_an_app_that_declares_nothing_leads_to_a_plan(
     assert "  next: serve-warm plan -o plan.yaml" in why().out.splitlines()
 
 
+def test_a_request_that_compiles_now_is_told_before_its_line_is_logged(why, replica):
+    replica(dataclasses.replace(WARM, doing="torch's compiler, in a request"))
+    ended = why()
+    said = "app#Embedder r1: compiling now: READY, waits for torch's compiler, in a request"
+    assert said in ended.out.splitlines()
+    assert ended.code == 1
+
+
 @pytest.mark.parametrize("answer", ROWS)
 def test_a_replica_is_explained_with_the_next_command(why, replica, answer: Answer):
     report, facts, said = ROWS[answer]

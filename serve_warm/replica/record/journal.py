@@ -482,7 +482,7 @@ class Journal:
             ),
             stages=tuple(self._times),
             spans=self.timeline.spans(),
-            doing=self.timeline.doing,
+            doing=self.timeline.doing or self._compiling_in_traffic(),
             inputs=results,
             passes=progress.passes,
             inputs_done=progress.done,
@@ -538,6 +538,11 @@ class Journal:
         if not is_imported():
             return ""
         return "app" if self.is_compiler_from_app else "start"
+
+    def _compiling_in_traffic(self) -> str:
+        """Say that requests wait for the compiler: nothing is logged before it has ended."""
+        is_waiting = self.stage is Stage.READY and watch_process().compiling > 0
+        return COMPILING * (is_waiting and not self._is_updating)
 
     def log_compile(self, event: CompileEvent, suggest: Callable[[CompileEvent], str]) -> None:
         """Log a compile in traffic, at a limited rate.
@@ -723,6 +728,10 @@ def _build_again(artifact: ArtifactUse, counts: Counts, plan: str) -> str:
         f"Build again: serve-warm build APP{plan} --store {shlex.quote(artifact.store)} "
         "--if-published supersede"
     )
+
+
+COMPILING = "torch's compiler, in a request"
+"""What a replica is doing while a request compiles."""
 
 
 SINCE_BUILD = "changed since the build"

@@ -287,6 +287,14 @@ def test_a_compile_in_traffic_is_counted_and_named(caplog: pytest.LogCaptureFixt
     assert "double" in logged["function"]
 
 
+def test_a_compile_in_traffic_is_told_while_it_runs():
+    """Its line follows when it has ended, which can take minutes."""
+    start = warm_up(StandIn(2))
+    with watch_process().compile_running():
+        assert start.report().doing == "torch's compiler, in a request"
+    assert start.report().doing == ""
+
+
 @pytest.mark.slow
 def test_many_compiles_in_traffic_are_few_lines(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
