@@ -129,19 +129,33 @@ class App:
             own = actor.get("runtime_env") or {}
             actor["runtime_env"] = {"working_dir": working_dir, **own}
         options["ray_actor_options"] = actor
+        user_config = dict(options.get("user_config", deployment.user_config) or {})
+        state_dir = settings.get("state_dir")
         if deployment.name == self.deployment:
-            user_config = dict(options.get("user_config", deployment.user_config) or {})
             named = {} if self.application is None else {"application": self.application}
             section = {**dict(user_config.get("warmup") or {}), **settings, **named}
             options["user_config"] = {**user_config, "warmup": section}
             if self.subclass is not None:
                 options["func_or_class"] = self.subclass(deployment.func_or_class)
+        elif state_dir is not None and _is_warming(deployment.func_or_class):
+            # Else this node's probe would count it, and `serve-warm why` would explain it.
+            section = {
+                **dict(user_config.get("warmup") or {}),
+                "state_dir": f"{state_dir}-of-others",
+            }
+            options["user_config"] = {**user_config, "warmup": section}
         return deployment.options(
             num_replicas=_gang_size(deployment, options),
             autoscaling_config=None,
             graceful_shutdown_timeout_s=1.0,
             **options,
         )
+
+
+def _is_warming(cls: object) -> bool:
+    from serve_warm.replica.serve.deployment import WarmupMixin
+
+    return isinstance(cls, type) and issubclass(cls, WarmupMixin)
 
 
 @record(frozen=True, kw_only=True)
@@ -176,14 +190,8 @@ class Application:
     @property
     def warming(self) -> dict[str, Any]:
         """The classes with WarmupMixin, by deployment name."""
-        from serve_warm.replica.serve.deployment import WarmupMixin
-
         classes = {name: each.func_or_class for name, each in sorted(self.deployments.items())}
-        return {
-            name: cls
-            for name, cls in classes.items()
-            if isinstance(cls, type) and issubclass(cls, WarmupMixin)
-        }
+        return {name: cls for name, cls in classes.items() if _is_warming(cls)}
 
     def option(self, deployment: str, name: str) -> Any:
         """Return the value of a deployment's option. The YAML overrides the code."""
@@ -381,7 +389,7 @@ def _is_yaml(target: str) -> bool:
 def _read_yaml(target: str) -> dict[str, Any]:
     try:
         documents = list(yaml.safe_load_all(read_regular(target).decode()))
-        services = [each for each in documents if is_ray_service(each)]
+        services = [each for each in documents if _is_ray_service(each)]
         found = [each for each in map(_config_of, services or documents) if each is not None]
     except FileNotFoundError as error:
         raise ConfigError(
@@ -414,14 +422,13 @@ def _read_yaml(target: str) -> dict[str, Any]:
     return found[0]
 
 
-def is_ray_service(document: object) -> bool:
-    """Return whether a document of a YAML is KubeRay's RayService."""
+def _is_ray_service(document: object) -> bool:
     return isinstance(document, dict) and document.get("kind") == "RayService"
 
 
 def _config_of(document: Any) -> dict[str, Any] | None:
     """Return the Serve config that a document of a YAML is, or that a RayService contains."""
-    if is_ray_service(document):
+    if _is_ray_service(document):
         spec = document.get("spec")
         text = spec.get(OF_RAY_SERVICE) if isinstance(spec, dict) else None
         document = yaml.safe_load(text) if isinstance(text, str) else None

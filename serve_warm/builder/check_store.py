@@ -199,10 +199,12 @@ def _what_to_build(application: Application, deployment: str) -> tuple[str, ...]
 
 def _explain_empty(application: Application, uri: str, place: Place) -> Problem:
     """Return the warning for a store that has nothing for a deployment."""
-    # A plan is for one deployment.
-    is_one = len(application.warming) == 1
-    app = _what_to_build(application, place.deployment) if is_one else (application.target,)
-    fix = f"serve-warm build {shlex.join((*app, '--store', uri))}{'' if is_one else ' --all'}"
+    words = _what_to_build(application, place.deployment)
+    if len(application.warming) > 1:
+        # A plan is for one deployment.
+        learn = any(each.warmup_inputs is None for each in application.warming.values())
+        words += ("--deployment", place.deployment) if learn else ("--all",)
+    fix = f"serve-warm build {shlex.join((*words, '--store', uri))}"
     store = open_store(uri)
     missing = find_missing_folder(store, holding=STATEMENTS)
     what = f"the store has no artifact for {place}"

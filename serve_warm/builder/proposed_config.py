@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from serve_warm.app import WRAP
-from serve_warm.builder.app import OF_RAY_SERVICE, Application, is_ray_service
+from serve_warm.builder.app import OF_RAY_SERVICE, Application
 from serve_warm.builder.proposals import Proposal, read_source, split_lines
 from serve_warm.config import environment
 from serve_warm.errors import ConfigError
@@ -119,28 +119,32 @@ def _wrap_in_manifest(text: str, own: Mapping[str, str], whole: Mapping[str, Any
 
     The config is a literal block (`serveConfigV2: |`) in it. All other lines stay.
     """
-    services = (each for each in yaml.compose_all(text) if _kind_of(each) == "RayService")
-    block = _member(_member(next(services, None), "spec"), OF_RAY_SERVICE)
-    if getattr(block, "style", None) != "|":
+    blocks = [_block_of(each) for each in yaml.compose_all(text)]
+    place = next((number for number, each in enumerate(blocks) if each is not None), None)
+    start = 0 if place is None else text.find("\n", blocks[place].start_mark.index) + 1
+    if place is None or not start:
         return None
-    start = text.index("\n", block.start_mark.index) + 1
+    block = blocks[place]
     lines = split_lines(text[start : block.end_mark.index])
     indent = re.match(" *", next((each for each in lines if each.strip()), ""))
     space = "" if indent is None else indent.group()
     before = "".join(each.removeprefix(space) for each in lines)
     after = _wrap_in_text(before, own)
-    new = "".join(f"{space}{each}" if each.strip() else each for each in split_lines(after))
+    lines = [f"{space}{each}" if each.strip("\r\n") else each for each in split_lines(after)]
+    new = "".join(lines)
     changed = text[:start] + new + text[block.end_mark.index :]
     found, wanted = list(yaml.safe_load_all(changed)), list(yaml.safe_load_all(text))
-    for document in filter(is_ray_service, found):
-        document["spec"][OF_RAY_SERVICE] = yaml.safe_load(document["spec"][OF_RAY_SERVICE])
-    for document in filter(is_ray_service, wanted):
-        document["spec"][OF_RAY_SERVICE] = whole
+    written = found[place]["spec"][OF_RAY_SERVICE]
+    found[place]["spec"][OF_RAY_SERVICE] = yaml.safe_load(written)
+    wanted[place]["spec"][OF_RAY_SERVICE] = whole
     return changed if found == wanted else None
 
 
-def _kind_of(document: Any) -> str:
-    return getattr(_member(document, "kind"), "value", "")
+def _block_of(document: Any) -> Any:
+    """Return the node of a RayService's config; None if it has none, or in another form."""
+    block = _member(_member(document, "spec"), OF_RAY_SERVICE)
+    is_service = getattr(_member(document, "kind"), "value", "") == "RayService"
+    return block if is_service and getattr(block, "style", None) == "|" else None
 
 
 def _wrap_in_text(text: str, own: Mapping[str, str]) -> str:
@@ -153,7 +157,10 @@ def _wrap_in_text(text: str, own: Mapping[str, str]) -> str:
     words = ", ".join(f"{key}: {_quote(value)}" for key, value in own.items())
     newline = "\r\n" if "\r\n" in text else "\n"
     changes = [(path.start_mark.index, path.end_mark.index, WRAP)]
-    if arguments is None:
+    if arguments is not None and not arguments.value:  # args: {}
+        start, stop = arguments.start_mark.index, arguments.end_mark.index
+        changes.append((start, stop, f"{{{words}}}"))
+    elif arguments is None:
         column = next(key.start_mark.column for key, _ in node.value if key.value == "import_path")
         end = text.find(newline, path.end_mark.index)
         end = len(text) if end < 0 else end

@@ -223,12 +223,14 @@ def explain(replicas: Sequence[node.Replica], served: Mapping[str, Any]) -> list
         mine = groups.get(names, [])
         living = [each for each in mine if each.condition != "dead"]
         name = f"{names[0]}#{names[1]}"
+        if not living and names not in waiting and served and names[0] not in served:
+            continue  # it has been deleted
         if not living and names in waiting:
             found.append(Explained(name=name, replica="", findings=[waiting[names]]))
         elif mine:
             # The newest of those that run tells most; an ended one only if none runs.
             newest = max(living or mine, key=_tells)
-            findings = _of_one(newest)
+            findings = _of_one(newest, is_alone=len({*groups, *waiting}) == 1)
             found.append(Explained(name=name, replica=newest.names[2], findings=findings))
     return found
 
@@ -280,8 +282,8 @@ def _of_serve(status: str, message: str) -> Finding:
 # One replica --------------------------------------------------------------------------------------
 
 
-def _of_one(replica: node.Replica) -> list[Finding]:
-    """Return the findings about one replica."""
+def _of_one(replica: node.Replica, *, is_alone: bool) -> list[Finding]:
+    """Return the findings about one replica. `is_alone`: no other deployment can be meant."""
     state = replica.state or {}
     seen = of_replica(replica, node.boot_s())
     if replica.condition in ("failed", "dead") and seen.stage != "READY":
@@ -297,7 +299,10 @@ def _of_one(replica: node.Replica) -> list[Finding]:
         ]
     if replica.condition != "warm":
         return [_of_start(state, seen.stage, seen.stage_s)]
-    return _of_ready(state, seen.verdict) or [Finding(answer="warm", said=_how(state))]
+    words = [] if is_alone else ["--deployment", replica.names[1]]
+    another_plan = shlex.join(["serve-warm", "plan", *words, "-o", "plan.yaml"])
+    found = _of_ready(state, seen.verdict, another_plan)
+    return found or [Finding(answer="warm", said=_how(state))]
 
 
 def _of_start(state: Mapping[str, Any], stage: str, stage_s: float | None) -> Finding:
@@ -338,8 +343,12 @@ def _last_span(state: Mapping[str, Any]) -> str:
     return ""
 
 
-def _of_ready(state: Mapping[str, Any], verdict: str) -> list[Finding]:
-    """Return what is wrong with a replica that serves."""
+def _of_ready(state: Mapping[str, Any], verdict: str, another_plan: str) -> list[Finding]:
+    """Return what is wrong with a replica that serves.
+
+    `another_plan` is what comes next if requests made calls that no input makes. That command
+    prints the build that follows.
+    """
     found: list[Finding] = []
     if doing := text_of(state.get("doing")):
         then = "serve-warm status --watch"
@@ -356,23 +365,19 @@ def _of_ready(state: Mapping[str, Any], verdict: str) -> list[Finding]:
     eager = [text_of(each) for each in list_of(state.get("eager")) if text_of(each)]
     if state.get("uncompiled") is True or eager:
         share = "\n".join(line.strip() for line in eager) or "all calls run uncompiled code"
-        found.append(Finding(answer="eager by policy", said=share, then=ANOTHER_PLAN))
+        found.append(Finding(answer="eager by policy", said=share, then=another_plan))
     if verdict == "partial":
         found.append(_said("partial", list_of(state.get("degraded")), "serve-warm report"))
     elif degraded := list_of(state.get("degraded")):
         kind: Answer = "late" if verdict == "late" else "degraded"
         found.append(_said(kind, degraded, "serve-warm report"))
     if narrow := list_of(state.get("narrow")):
-        found.append(_said("narrow", narrow, ANOTHER_PLAN))
+        found.append(_said("narrow", narrow, another_plan))
     if event := text_of(state.get("event")):
         is_learned = bool(text_of(state.get("learned"))) or not state.get("inputs_expected")
-        then = ANOTHER_PLAN if is_learned else "serve-warm report"
+        then = another_plan if is_learned else "serve-warm report"
         found.append(Finding(answer="requests compile", said=event, then=then))
     return found
-
-
-ANOTHER_PLAN = "serve-warm plan -o plan.yaml"
-"""What comes next if requests made calls that no input makes. It prints the build that follows."""
 
 
 COMPILED = "no compiled code"

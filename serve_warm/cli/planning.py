@@ -281,8 +281,10 @@ def choose(
     )
     if len(names) > 1:
         raise ConfigError(
-            f"several deployments have recorded calls: {', '.join(names)}",
-            hint="choose one with --deployment, and --application",
+            f"several deployments have recorded calls on the cluster at {cluster}: "
+            f"{', '.join(names)}",
+            hint=f"choose one, for example --deployment {names[0].rpartition('/')[2]}; of two "
+            "applications, with --application too",
         )
     return names[0], [each for each in asked if _names([each]) == names]
 

@@ -78,6 +78,11 @@ def init(
         )
     proposals = [each for each in proposals if each.diff()]
     _show(proposals, left, json_file)
+    if proposals and application.is_from_file and not (inputs or artifact):
+        click.echo(
+            "without --artifact, replicas read a folder of their user, which serves one machine",
+            err=True,
+        )
     names = ", ".join(screen.show_line(str(each.path)) for each in proposals)
     if not proposals:
         click.echo("nothing to propose", err=True)

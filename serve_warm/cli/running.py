@@ -34,6 +34,11 @@ def run(*, app: str, artifact: str | None, words: Sequence[str]) -> None:
     need_ray("run")
     from serve_warm.builder.cluster import serve_run
 
+    if app.endswith((".yaml", ".yml")):
+        raise click.UsageError(
+            f"{app} is a Serve config: run it with serve run, after serve-warm init {app} has "
+            "wrapped its application"
+        )
     serve_run(words_of(app, words, artifact=artifact))
 
 

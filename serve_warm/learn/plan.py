@@ -262,10 +262,13 @@ def _merge_requests(requests: Iterable[RecordedRequest]) -> tuple[list[RecordedR
 def merge_plans(plans: Sequence[InputPlan]) -> InputPlan:
     """Return the plan of all calls of these plans. Models and seconds are those of the first.
 
+    It names a deployment only if all of them do: an older plan may be one of another deployment.
+
     Raises:
         ConfigError: they are plans of several deployments.
     """
-    names = sorted({each.deployment for each in plans if each.deployment})
+    known = {each.deployment for each in plans}
+    names = sorted(filter(None, known))
     if len(names) > 1:
         raise ConfigError(
             f"these are plans of several deployments: {', '.join(names)}",
@@ -281,8 +284,12 @@ def merge_plans(plans: Sequence[InputPlan]) -> InputPlan:
         [request for each in plans for request in each.requests],
     )
     covered = sum(each.covered for each in plans)
+    deployment = names[0] if names and len(known) == 1 else ""
     return dataclasses.replace(
-        made, within_s=plans[0].within_s, covered=covered, deployment="".join(names)
+        made,
+        within_s=plans[0].within_s,
+        covered=covered,
+        deployment=deployment,
     )
 
 

@@ -381,6 +381,29 @@ def test_a_build_starts_one_replica_that_serve_restarts_as_ever():
     assert deployment._deployment_config.max_constructor_retry_count > 1
 
 
+def test_other_deployments_of_a_build_leave_this_nodes_state_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A probe of this node would count them, and `serve-warm why` would explain them."""
+    source = (
+        "from ray import serve\nfrom serve_warm import WarmupMixin\n\n"
+        "@serve.deployment(user_config={'warmup': {'deadline_s': 60}})\n"
+        "class Ranker(WarmupMixin): ...\n\n"
+        "@serve.deployment\nclass Plain: ...\n\n"
+        "@serve.deployment\nclass Embedder(WarmupMixin):\n"
+        "    def __init__(self, *handles): ...\n\n"
+        "app = Embedder.bind(Ranker.bind(), Plain.bind())\n"
+    )
+    (tmp_path / "two_of_them.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    loaded = load_application("two_of_them:app").app("Embedder")
+    given = {each.name: each for each in loaded.built("x", {"state_dir": "/s/state"}).deployments}
+    assert given["Embedder"].user_config["warmup"] == {"state_dir": "/s/state"}
+    others = {"deadline_s": 60, "state_dir": "/s/state-of-others"}
+    assert given["Ranker"].user_config["warmup"] == others
+    assert given["Plain"].user_config is None
+
+
 def to(store: Path | str, if_published: Any = "refuse") -> Destination:
     return Destination(store=open_store(str(store)), if_published=if_published)
 

@@ -109,7 +109,7 @@ data: {{serveConfigV2: "applications: []"}}
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("header", ["|", "|-  # Serve's"])
-@pytest.mark.parametrize("args", ["", BLOCK, "    args: {size: 3, more: [1]}\n"])
+@pytest.mark.parametrize("args", ["", BLOCK, "    args: {size: 3, more: [1]}\n", "    args: {}\n"])
 def test_the_manifest_of_a_ray_service_keeps_its_lines(module, args, header, newline):
     config = CONFIG.format(module=module(BUILDER), args=args)
     before = MANIFEST.format(header=header, config=textwrap.indent(config, " " * 4))
@@ -126,6 +126,39 @@ def test_the_manifest_of_a_ray_service_keeps_its_lines(module, args, header, new
     application = load_application("rayservice.yaml")
     assert application.config["args"]["artifact"] == "s3://b/x"
     assert propose_config(application, Path(), artifact=None).diff() == ""
+
+
+OTHERS = ["", "spec: {}", "spec: {serveConfigV2: 3}", "spec: 3", "spec: {serveConfigV2: 'a: 1'}"]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_another_service_beside_it_stays_as_it_is(module, other, is_first):
+    config = CONFIG.format(module=module(BUILDER), args="")
+    mine = MANIFEST.format(header="|", config=textwrap.indent(config, " " * 4))
+    others = f"kind: RayService\n{other}\n"
+    documents = [mine, others] if is_first else [others, mine]
+    Path("rayservice.yaml").write_text("---\n".join(documents))
+    proposal = propose_config(load_application("rayservice.yaml"), Path("x"), artifact=None)
+    assert others in proposal.after
+    Path("rayservice.yaml").write_text(proposal.after)
+    assert load_application("rayservice.yaml").config["import_path"] == "serve_warm.app:wrap"
+
+
+def test_lines_of_spaces_keep_them(module):
+    config = CONFIG.format(module=module(BUILDER), args="").replace("    dep", "       \n    dep")
+    block = textwrap.indent(config, " " * 4, lambda _: True)
+    Path("rayservice.yaml").write_text(MANIFEST.format(header="|", config=block))
+    proposal = propose_config(load_application("rayservice.yaml"), Path("x"), artifact=None)
+    assert f"\n{' ' * 11}\n" in proposal.after
+
+
+def test_a_manifest_with_old_line_ends_is_left_to_the_user(module):
+    config = CONFIG.format(module=module(BUILDER), args="")
+    text = MANIFEST.format(header="|", config=textwrap.indent(config, " " * 4))
+    Path("rayservice.yaml").write_bytes(text.replace("\n", "\r").encode())
+    with pytest.raises(ConfigError):
+        propose_config(load_application("rayservice.yaml"), Path("x"), artifact=None)
 
 
 def test_a_manifest_of_another_form_is_left_to_the_user(module):

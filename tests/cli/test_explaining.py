@@ -306,6 +306,23 @@ def test_an_answer_that_is_not_serves_spoils_nothing(why, dashboard, replica, an
     assert ended.out.startswith("app#Embedder r1: failed: no memory")
 
 
+def test_an_application_that_was_deleted_keeps_nobody_from_being_warm(why, dashboard, replica):
+    """Its files stay for some minutes."""
+    replica(WARM, app="shop")
+    replica(WARM, "r2", app="gone").close()
+    known = why("--dashboard", dashboard(of_serve("HEALTHY", "", "RUNNING")))
+    assert (known.code, known.out) == (0, "shop#Embedder r1: warm: verdict full_hit\n")
+    unknown = why("--dashboard", "none")
+    assert unknown.code == 1
+    assert "gone#Embedder r2: not started: its last replica has ended" in unknown.out
+
+
+def test_of_several_deployments_the_plan_is_for_the_one_that_compiles(why, replica):
+    replica(WARM, event=EVENT, inputs_expected=0)
+    replica(WARM, "r2", of="Ranker")
+    assert "  next: serve-warm plan --deployment Embedder -o plan.yaml\n" in why().out
+
+
 def test_a_dashboard_that_does_not_answer_is_named(why, replica):
     replica(at(Stage.FAILED), error="no memory")
     ended = why("--dashboard", "http://127.0.0.1:9")

@@ -108,7 +108,12 @@ def test_many_sizes_get_a_suggestion(monkeypatch):
     ("answers", "names", "error", "message"),
     [
         ([], {}, StoreError, "no replica of the cluster at here uses serve_warm"),
-        ([answer("A", 3), answer("B", 3)], {}, ConfigError, "calls: app/A, app/B"),
+        (
+            [answer("A", 3), answer("B", 3)],
+            {},
+            ConfigError,
+            "at here: app/A, app/B",
+        ),
         (
             [answer("A", 3)],
             {"deployment": "B"},
@@ -123,7 +128,7 @@ def test_many_sizes_get_a_suggestion(monkeypatch):
         ),
         (
             [answer("A", 3), {**answer("A", 3), "application": "other"}],
-            *({"deployment": "A"}, ConfigError, "calls: app/A, other/A"),
+            *({"deployment": "A"}, ConfigError, "at here: app/A, other/A"),
         ),
     ],
 )

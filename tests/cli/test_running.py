@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from click.testing import CliRunner
 
-from serve_warm.cli.running import words_of
+from serve_warm.cli.running import run, words_of
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,12 @@ from serve_warm.cli.running import words_of
 def test_options_go_to_serve_run(words: tuple[str, ...], artifact: str | None, expected: list[str]):
     found = words_of("app:app", words, artifact=artifact)
     assert found == ["serve_warm.app:wrap", "app=app:app", *expected]
+
+
+def test_a_config_is_for_serve_run():
+    done = CliRunner().invoke(run, ["serve.yaml"])
+    assert done.exit_code == 2
+    assert "serve.yaml is a Serve config: run it with serve run" in done.output
 
 
 def test_arguments_go_to_the_builder_of_the_application():

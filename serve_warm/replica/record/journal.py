@@ -32,7 +32,7 @@ from serve_warm.node import boot_s
 from serve_warm.precompile import SESSION
 from serve_warm.precompile.taking import TAKEN
 from serve_warm.private_apis.module_names import INDUCTOR_CONFIG
-from serve_warm.replica.record.progress import Progress
+from serve_warm.replica.record.progress import HEALTH_CHECK, Progress
 from serve_warm.replica.record.timeline import Timeline
 from serve_warm.replica.record.traffic_log import TrafficLog
 from serve_warm.report import (
@@ -168,8 +168,9 @@ class Journal:
 
     @property
     def has_only_planned_inputs(self) -> bool:
-        """Whether all inputs come from a plan."""
-        return all(each.name in self.planned.names for each in self.inputs)
+        """Whether all inputs come from a plan, beside the health check, which nobody declares."""
+        declared = (each.name for each in self.inputs if each.target != HEALTH_CHECK)
+        return all(name in self.planned.names for name in declared)
 
     def note_plan(
         self,

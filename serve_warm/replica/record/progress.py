@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from serve_warm.inputs import Input
 from serve_warm.report import InputResult
 
+HEALTH_CHECK = "check_health"
+"""Method that Serve calls to ask for a replica's health, and target and name of the input that
+replays it."""
+
 
 @dataclass
 class Progress:

@@ -41,18 +41,14 @@ KEEP_ON_ONE_THREAD = (
 )
 """Advice if compiled calls run on threads that live only for one request."""
 
-BUILD_ANOTHER = (
-    "this call is recorded: make another plan, and build with it: serve-warm plan -o plan.yaml, "
-    "then serve-warm build APP --plan plan.yaml"
-)
-"""Advice if inputs come from a plan, or from none yet."""
+DECLARE = "declare such an input too"
+"""Advice about a call that no declared input makes."""
 
-BUILD_FIRST = (
-    "uncompiled code has answered it, as it answers all calls until there is an artifact: run "
-    "serve-warm plan -o plan.yaml, then serve-warm build APP --plan plan.yaml, and then replace "
-    "the replica"
+BUILD_ANOTHER = (
+    "make another plan, which also names the calls that no plan can have, and build with it: "
+    "serve-warm plan -o plan.yaml, then serve-warm build APP --plan plan.yaml"
 )
-"""Advice if there is no artifact, and no input from which to build one."""
+"""Advice about such a call if inputs come from a plan, or from none yet."""
 
 RACE = (
     "the input is declared and proven, but concurrent calls on several threads can hit a race "
@@ -76,34 +72,45 @@ OTHER_THREAD = (
 
 ADVICE = {
     NO_ARTIFACT: "uncompiled code has answered it, as it answers all calls until there is an "
-    "artifact: run serve-warm build, and then replace the replica",
+    "artifact: run {first}, and then replace the replica",
     # torch says this if another thread was compiling and no guard failed (2.13).
     "Unexpected recompilation": RACE,
-    re.escape(ANOTHER): "replace compiled objects in reconfigure(), after which serve_warm proves "
-    "the inputs again; or keep the object, and load other weights with load_state_dict()",
+    re.escape(ANOTHER): "{another}replace compiled objects in reconfigure(), after which "
+    "serve_warm proves the inputs again; or keep the object, and load other weights with "
+    "load_state_dict()",
     ON_STACK: "the code reads a Python value from a tensor, as bool() and .item() do, and no "
-    "declared input had this value: declare an input that leads to it",
+    "replayed input had this value: declare an input that leads to it",
     r"\bself\b|\bcallee\b|G\[|__closure__": "a value changed after the proof, and the reason names "
     "it: do not change it after ready, or change it in reconfigure()",
-    "dispatch key set mismatch": "a tensor is of another kind than the declared one, for example "
-    "made inside torch.inference_mode() or not: make both in the same way",
-    "requires_grad mismatch": "a tensor needs gradients, unlike the declared one, or the reverse: "
-    "call detach(), or declare such an input too",
-    "stride mismatch": "a tensor has other strides than the declared one, as after transpose(): "
-    "pass tensor.contiguous(), or declare such an input too",
-    "dtype mismatch": "a tensor has another dtype than the declared one: convert it, or declare "
-    "this dtype too",
+    "dispatch key set mismatch": "a tensor is of another kind than the replayed one, for example "
+    "made inside torch.inference_mode() or not: make both in the same way, or {declare}",
+    "requires_grad mismatch": "a tensor needs gradients, unlike the replayed one, or the reverse: "
+    "call detach(), or {declare}",
+    "stride mismatch": "a tensor has other strides than the replayed one, as after transpose(): "
+    "pass tensor.contiguous(), or {declare}",
+    "dtype mismatch": "a tensor has another dtype than the replayed one: convert it, or {declare}",
     rf"expected type of|{CHECK_TYPE}|TYPE_MATCH|type\(": "a value has another type than the "
-    "declared one, for example a Parameter or a subclass: pass the same type, or declare such an "
-    "input too",
+    "replayed one, for example a Parameter or a subclass: pass the same type, or {declare}",
     rf"[Dd]uplicate tensor|are not aliased|\bis L\[|{CHECK_OBJECT}\(L\[": "the same object is "
-    "passed twice, or was when it was declared: declare such an input too",
+    "passed twice, or was when it was replayed: {declare}",
     "GLOBAL_STATE|grad_mode|autocast|default_dtype|deterministic|num_threads|torch_function": "the "
-    "call runs with another setting of torch than the declared inputs, and the reason names it: "
+    "call runs with another setting of torch than the replayed inputs, and the reason names it: "
     "set it in the method that calls the model, so that replays have it too",
 }
 """What to do about a guard, by a pattern of the guard in the words of torch 2.11 to 2.15. The first
-match counts. Other guards are about sizes and values of arguments, which can be declared."""
+match counts. Other guards are about sizes and values of arguments, which can be declared. Fields
+depend on whether the application declares its inputs, see `FIELDS`."""
+
+FIELDS = {
+    False: {"declare": DECLARE, "first": "serve-warm build", "another": ""},
+    True: {
+        "declare": BUILD_ANOTHER,
+        "first": "serve-warm plan -o plan.yaml, then serve-warm build APP --plan plan.yaml",
+        "another": f"if the application has several such objects, {BUILD_ANOTHER}; if not, ",
+    },
+}
+"""The fields of advice, for applications that declare inputs and for those whose calls are
+recorded."""
 
 
 class TrafficLog:
@@ -166,10 +173,8 @@ class TrafficLog:
         if event.reason == ANOTHER and "model_id=" in (hint := suggest(event)):
             return f"declare this input in warmup_inputs(): {hint}"
         known = _find_advice(event, proven_on)
-        if known == ADVICE[NO_ARTIFACT] and self.is_learned:
-            return BUILD_FIRST
         if known:
-            return known
+            return known.format_map(FIELDS[self.is_learned])
         is_of_request = bool(self.lasting) and event.thread not in self.lasting
         was_compiled = any(event.function == function for function, _ in self.warmed)
         if event.kind == "compile" and not event.reason and was_compiled:
@@ -178,10 +183,9 @@ class TrafficLog:
             return RACE if is_of_request else CHANGED
         other = "give the model this number as a tensor" if _is_number(event) else "pad to a bucket"
         if self.is_learned:
-            declare = f"{BUILD_ANOTHER}; or {other}"
-        else:
-            # Only if a line is written, because `suggest` inspects the current request.
-            declare = f"declare this input in warmup_inputs(), or {other}: {suggest(event)}"
+            return f"{BUILD_ANOTHER}; or {other}"
+        # Only if a line is written, because `suggest` inspects the current request.
+        declare = f"declare this input in warmup_inputs(), or {other}: {suggest(event)}"
         return f"{KEEP_ON_ONE_THREAD}; and {declare}" if is_of_request else declare
 
 

@@ -17,16 +17,13 @@ from serve_warm.compiler import evidence
 from serve_warm.compiler.evidence import Replayed
 from serve_warm.compiler.switches import find_switch
 from serve_warm.inputs import Input
+from serve_warm.replica.record.progress import HEALTH_CHECK
 from serve_warm.replica.replay.ranked_calls import InputCalls
 
 IDLE_S = (0.25, 5.0)
 """Minimum and maximum idle time, in seconds. Between these limits, the idle time is the duration of
 the slowest replay whose calls may come from other threads. No input is replayed during the idle
 time. So all compiled calls in this time come from threads that work independently of replays."""
-
-HEALTH_CHECK = "check_health"
-"""The method that Ray Serve calls to find out whether a replica is healthy."""
-
 
 MOST_NAMED = 3
 """How many functions that run eagerly one reason names."""

@@ -33,8 +33,8 @@ from serve_warm._records import record
 from serve_warm._redaction import describe_error, excerpt, loggable
 from serve_warm._regular_files import read_regular
 from serve_warm.inputs import Input
+from serve_warm.replica.record.progress import HEALTH_CHECK
 from serve_warm.replica.record.raised_at import is_users
-from serve_warm.replica.replay.call_evidence import HEALTH_CHECK
 from serve_warm.replica.replay.input_sizes import (
     DEPTH,
     JSON,

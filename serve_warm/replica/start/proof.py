@@ -33,11 +33,10 @@ from serve_warm.errors import (
 )
 from serve_warm.inputs import Input
 from serve_warm.precompile import SESSION
-from serve_warm.replica.record.progress import Progress
+from serve_warm.replica.record.progress import HEALTH_CHECK, Progress
 from serve_warm.replica.record.raised_at import is_users
 from serve_warm.replica.record.traffic_log import KEEP_ON_ONE_THREAD
 from serve_warm.replica.replay import ranks
-from serve_warm.replica.replay.call_evidence import HEALTH_CHECK
 from serve_warm.replica.replay.narrow import Varied, digest_of, leave_out_larger, vary, vary_batches
 from serve_warm.replica.replay.passes import PROOF_ATTEMPTS, Replay
 from serve_warm.replica.replay.routes import find_routes

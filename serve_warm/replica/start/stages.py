@@ -40,10 +40,10 @@ from serve_warm.node import boot_s
 from serve_warm.precompile import SESSION
 from serve_warm.precompile.taking import TAKEN
 from serve_warm.replica.record.journal import Journal, Observer, cpu_seconds
+from serve_warm.replica.record.progress import HEALTH_CHECK
 from serve_warm.replica.record.timeline import Timeline
 from serve_warm.replica.record.traffic_log import EAGER_CALL, NO_ARTIFACT
 from serve_warm.replica.replay import ranks
-from serve_warm.replica.replay.call_evidence import HEALTH_CHECK
 from serve_warm.replica.replay.timed_calls import Deadline
 from serve_warm.replica.replay.watchdog import Watchdog
 from serve_warm.replica.start import prefetch
@@ -467,11 +467,13 @@ class Warmup:
     def _note_in_traffic(self, event: CompileEvent) -> None:
         declared = self._prepared.inputs
         self.journal.log_compile(event, lambda event: self._replica.suggest(event, declared))
+        self.journal.tell()  # or the files would say for seconds that it still compiles
 
     def _note_eager_call(self, function: str, call: str, kind: EagerKind) -> None:
         why = kind.why or (NO_ARTIFACT if kind.reason is EagerReason.NO_ARTIFACT else "")
         event = CompileEvent(kind=EAGER_CALL, function=function, signature=call, reason=why)
-        kind.declare = self._replica.suggest(event, self._prepared.inputs)
+        if not self.journal.traffic_log.is_learned:
+            kind.declare = self._replica.suggest(event, self._prepared.inputs)
         self.journal.log_compile(event, lambda _: kind.declare)
 
     async def pack(

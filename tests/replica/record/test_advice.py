@@ -18,8 +18,10 @@ import serve_warm
 from compiled import compiled
 from levels import build, started
 from serve_warm import Input, WarmupMixin
-from serve_warm.compiler.watch import watch_process
+from serve_warm.compiler.watch import ANOTHER, watch_process
 from serve_warm.inputs import suggest_input
+from serve_warm.replica.record.traffic_log import NO_ARTIFACT, TrafficLog
+from serve_warm.report import CompileEvent
 
 X = torch.ones(3, 4)
 
@@ -149,6 +151,43 @@ def test_a_line_advises_by_the_guard_that_failed(case: str, caplog: pytest.LogCa
     assert ("declare this input" in line) == ("declare this input" in advice)
     assert "\n" not in line
     assert app.warmup_report()["after_ready"]["compiles"] == 1
+
+
+GUARDS = (
+    "",
+    "0/0: tensor 'x' size mismatch at index 0. expected 3, actual 7",
+    "0/0: tensor 'x' dtype mismatch. expected Float, actual Double",
+    "0/0: tensor 'x' stride mismatch at index 0. expected 4, actual 1",
+    "0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0",
+    "0/0: tensor 'x' dispatch key set mismatch. expected A, actual B",
+    "0/0: expected type of 'x' to be a tensor type, ' but found Parameter",
+    "0/0: Duplicate tensors found",
+    ANOTHER,
+    NO_ARTIFACT,
+)
+
+
+@pytest.mark.parametrize("reason", GUARDS)
+def test_an_application_whose_calls_are_recorded_is_told_to_plan(
+    reason: str, caplog: pytest.LogCaptureFixture
+):
+    """It declares nothing, its code need not change, and its own threads are right."""
+    log = TrafficLog()
+    log.is_learned, log.lasting = True, {-1}
+    event = CompileEvent(kind="recompile", function="f (app.py:1)", signature="x", reason=reason)
+    log.log(event, proven_on=(), suggest=lambda _: "Input(...)", fields=lambda *_, **__: {})
+    [line] = caplog.messages
+    assert "serve-warm plan -o plan.yaml, then serve-warm build APP --plan plan.yaml" in line
+    assert not any(word in line for word in ("declare", "warmup_inputs", "to_thread", "{"))
+
+
+def test_advice_for_declared_inputs_names_no_plan(caplog: pytest.LogCaptureFixture):
+    for reason in GUARDS:
+        log = TrafficLog()
+        event = CompileEvent(kind="recompile", function="f (app.py:1)", reason=reason)
+        log.log(event, proven_on=(), suggest=lambda _: "Input(...)", fields=lambda *_, **__: {})
+    assert len(caplog.messages) == len(GUARDS)
+    assert not any("plan.yaml" in line or "{" in line for line in caplog.messages)
 
 
 def test_a_request_is_answered_if_torch_names_no_guard(monkeypatch: pytest.MonkeyPatch):

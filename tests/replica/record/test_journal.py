@@ -287,6 +287,18 @@ def test_a_compile_in_traffic_is_counted_and_named(caplog: pytest.LogCaptureFixt
     assert "double" in logged["function"]
 
 
+@pytest.mark.slow
+def test_observers_learn_of_a_compile_in_traffic_when_it_has_ended():
+    """Else the state file says for seconds that a request still compiles."""
+    told: list[Report] = []
+    replica = StandIn(2)
+    warm_up(replica, told.append)
+    before = len(told)
+    replica.owner.model(torch.ones(7))
+    assert len(told) > before
+    assert (len(told[-1].events), told[-1].doing) == (1, "")
+
+
 def test_a_compile_in_traffic_is_told_while_it_runs():
     """Its line follows when it has ended, which can take minutes."""
     start = warm_up(StandIn(2))

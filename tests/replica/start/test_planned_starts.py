@@ -27,6 +27,7 @@ from serve_warm.learn.recorder import Recorder
 from serve_warm.precompile.builders.builder import OPENING_ATTEMPTS, EntryBuilder
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.facts.no_entry import NoEntry
+from serve_warm.replica.record.progress import HEALTH_CHECK
 from serve_warm.report import LearnedCalls, Stage
 from starts import WrappedStandIn, failed, offer, process, store_fixture, warm_up  # noqa: F401 - fixtures
 
@@ -145,6 +146,16 @@ def test_a_plan_of_another_application_fails_a_build_with_a_short_sentence():
     assert error.message.count("app.Gone(t0)") == 4
     assert " and 16 more left out, because it cannot be repeated: " in error.message
     assert "the application has compiled no app.Gone" in error.message
+
+
+def test_a_health_check_is_no_declared_input():
+    """It is replayed if it calls the model, and nobody declares it."""
+    start = warm_up(Wrapped(), plan=plan(call(4)), record="signatures")
+    check = Input(target=HEALTH_CHECK, name=HEALTH_CHECK)
+    start.journal.note_inputs((*start.journal.inputs, check))
+    assert start.journal.has_only_planned_inputs
+    start.journal.note_inputs((*start.journal.inputs, *DECLARED))
+    assert not start.journal.has_only_planned_inputs
 
 
 DECLARED = [Input(target="embed", name="mine", args=(torch.ones(5),))]
