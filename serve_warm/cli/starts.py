@@ -236,7 +236,10 @@ def _deployment_of(
         return asked
     if plan.deployment in names and not every:
         return plan.deployment
-    hint = "make a plan of the traffic of this application: serve-warm plan"
+    hint = (
+        "make a plan of the traffic of this application: serve-warm plan; if the deployment has "
+        "another name now, write it into the plan"
+    )
     if plan.deployment in imported.warming:
         hint = f"pass --deployment {plan.deployment}, or another plan"
     raise ConfigError(
