@@ -170,7 +170,7 @@ def test_status_and_report_show_the_others_beside_a_damaged_state(
     """Whatever stands in place of each number of a state."""
     replica(FULL)
     # Without texts that have numbers, which the replacement would damage as well.
-    replica(FULL, name="r2", spans=[["pull", 1.0, 2.0, False]], eager=[]).close()
+    replica(FULL, name="r2", spans=[["pull", 1.0, 2.0, False]], eager=[], event="").close()
     [path] = directory.glob("*r2.json")
     path.write_text(re.sub(r"(?<=[ \[])-?\d[\d.e+-]*(?=[,}\]])", number, path.read_text()))
     path.write_text(re.sub(r'"schema": [^,]+', '"schema": 1', path.read_text()))

@@ -155,7 +155,7 @@ def test_memory_is_measured_after_the_proof_and_after_captures(monkeypatch: pyte
     told: list[Report] = []
 
     start = warm_up(replica, told.append)
-    ready = start.report()
+    ready, of_start = start.report(), [*told]
     stage[0] = "traffic"
     replica.device.tune()
     quiet = start.report()
@@ -164,8 +164,8 @@ def test_memory_is_measured_after_the_proof_and_after_captures(monkeypatch: pyte
     captured = [start.report(), start.report()]
 
     assert looks == ["warming", "traffic"]
-    assert {len(report.memory) for report in told[:-1]} == {0}
-    for report in (told[-1], ready, quiet):
+    assert {len(report.memory) for report in of_start[:-1]} == {0}
+    for report in (of_start[-1], ready, quiet):
         assert report.memory[0].pools == {"0.1": 2_000_000}
     for report in captured:
         assert report.memory[0].pools == {"0.1": 2_500_000}

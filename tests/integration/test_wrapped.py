@@ -61,7 +61,7 @@ def reports(wrapped: App) -> dict[str, Any]:
 def test_a_replica_says_that_nothing_is_declared(name: str, reports: dict[str, Any]):
     report = reports[name]
     assert (report["stage"], report["covered"]["expected"]) == ("READY", 0)
-    assert any("declares no inputs" in each for each in report["warnings"])
+    assert any("no inputs are declared" in each for each in report["warnings"])
 
 
 @pytest.mark.parametrize(
