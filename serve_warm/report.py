@@ -190,7 +190,8 @@ class CompileEvent:
             object.__setattr__(self, name, shorten(getattr(self, name), SHOWN))
 
     def __str__(self) -> str:
-        called = f" with {self.signature}" if self.signature else ""
+        # One that was cut names no call.
+        called = f" with {self.signature}" if 0 < len(self.signature) < SHOWN else ""
         why = f": {self.reason}" if self.reason else ""
         return f"{self.kind} of {self.function}{called}{why}"
 

@@ -123,7 +123,7 @@ def test_no_text_of_a_report_is_without_end():
     assert len(report.text()) < 100_000
     assert len(str(report.to_json())) < 100_000
     assert report.degraded[1] == "late: by 3 s"
-    assert len(str(report.events[0])) < 4_100
+    assert len(str(report.events[0])) < 3_100
 
 
 def test_the_text_of_a_clean_start_has_no_complaints():

@@ -19,6 +19,7 @@ from artifacts import PLACE, build, trusting
 from artifacts import new_key as make_key
 from serve_warm.app import users_store
 from serve_warm.artifact.code_and_model import CodeAndModel
+from serve_warm.artifact.manifest import Place
 from serve_warm.artifact.pull import find_fitting
 from serve_warm.artifact.push import push
 from serve_warm.builder import check_store
@@ -213,6 +214,26 @@ def test_a_deployment_without_inputs_is_built_with_a_plan():
     )
     found = [check_store._what_to_build(application, name) for name in declares]
     assert found == [("app:app", "--plan", "plan.yaml"), ("app:app",)]
+
+
+@pytest.mark.parametrize(
+    ("declares", "words"),
+    [
+        ({"A": list, "B": list}, "app:app --all --store"),
+        ({"A": list, "B": None}, "app:app --deployment A --store"),
+        ({"A": None, "B": list}, "app:app --plan plan.yaml --deployment A --store"),
+        ({"A": None}, "app:app --plan plan.yaml --store"),
+    ],
+)
+def test_of_several_deployments_one_with_a_plan_is_built_alone(
+    declares: dict[str, Any], words: str, tmp_path: Path
+):
+    """A plan is for one deployment, so `--all` would find nothing to build for it."""
+    warming = {name: SimpleNamespace(warmup_inputs=of) for name, of in declares.items()}
+    application: Any = SimpleNamespace(target="app:app", warming=warming)
+    place = Place(application="app", deployment="A")
+    problem = check_store._explain_empty(application, f"file://{tmp_path}/none", place)
+    assert problem.fix.startswith(f"serve-warm build {words} file://")
 
 
 def test_artifacts_that_vanish_are_those_of_an_empty_store(app, monkeypatch):

@@ -157,7 +157,7 @@ def test_a_manifest_with_old_line_ends_is_left_to_the_user(module):
     config = CONFIG.format(module=module(BUILDER), args="")
     text = MANIFEST.format(header="|", config=textwrap.indent(config, " " * 4))
     Path("rayservice.yaml").write_bytes(text.replace("\n", "\r").encode())
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="without losing its form"):
         propose_config(load_application("rayservice.yaml"), Path("x"), artifact=None)
 
 

@@ -19,7 +19,8 @@ from serve_warm._spans import Span
 from serve_warm.builder.build import Built, _require_level, collect_warnings
 from serve_warm.builder.cluster import refuse_missing_module
 from serve_warm.cli import starts
-from serve_warm.errors import BuildFailed
+from serve_warm.errors import BuildFailed, ConfigError
+from serve_warm.learn.plan import InputPlan
 from serve_warm.replica.serve.deployment import WarmupMixin
 
 
@@ -187,6 +188,28 @@ def test_a_replica_that_died_of_something_else_is_not_explained():
     refuse_missing_module("Traceback ...\nValueError: no\n", "Head")
 
 
+@pytest.mark.parametrize("warming", [["Scorer"], ["Scorer", "Ranker"]])
+@pytest.mark.parametrize("asked", [None, "Scorer"])
+def test_a_build_with_a_plan_is_of_the_deployment_whose_calls_it_has(warming, asked):
+    imported: Any = SimpleNamespace(warming=dict.fromkeys(warming))
+    mine, older = InputPlan(calls=(), deployment="Scorer"), InputPlan(calls=())
+    another = InputPlan(calls=(), deployment="Another")
+    found = starts._deployment_of(mine, "plan.yaml", imported, asked, every=False)
+    assert (found or warming[0]) == "Scorer"
+    assert (found is None) == (asked is None and len(warming) == 1), "no choice is needed"
+    assert starts._deployment_of(older, "plan.yaml", imported, asked, every=False) == asked
+    with pytest.raises(ConfigError, match="has the calls of Another, and not of Scorer"):
+        starts._deployment_of(another, "plan.yaml", imported, "Scorer", every=False)
+
+
+def test_a_plan_is_not_for_all_deployments():
+    imported: Any = SimpleNamespace(warming={"Scorer": None, "Ranker": None})
+    mine = InputPlan(calls=(), deployment="Scorer")
+    with pytest.raises(ConfigError, match="not of Ranker") as refused:
+        starts._deployment_of(mine, "plan.yaml", imported, None, every=True)
+    assert "pass --deployment Scorer" in refused.value.hint
+
+
 def test_a_build_with_a_plan_says_what_a_start_replays(capsys: pytest.CaptureFixture[str]):
     def learned(kinds: int, share: float) -> dict[str, Any]:
         axes = ["axis 0 of tensor 0 of app.Model"] if kinds < 100 else []
@@ -201,5 +224,9 @@ def test_a_build_with_a_plan_says_what_a_start_replays(capsys: pytest.CaptureFix
         in text
     )
     assert "  any size    axis 0 of tensor 0 of app.Model\n" in text
+    longest = dataclasses.replace(built(cold, warm), seconds={"compile": 9.0, "sign": 0.1})
+    assert "  shorter     plan fewer kinds of calls: serve-warm plan --most" in shown(
+        capsys, longest
+    )
     assert "  other       a size of 1, and sizes that this code cannot take, may compile" in text
     assert "  plan " not in shown(capsys, built(report(to_proof_s=9.0), report(to_proof_s=1.0)))

@@ -63,6 +63,13 @@ def test_an_existing_config_is_kept(target):
     assert Path("serve.yaml").read_text() == "mine: 1\n"
 
 
+def test_a_changed_config_without_a_store_says_whom_it_serves(target):
+    Path("serve.yaml").write_text(f"applications:\n- import_path: {target}\n")
+    said = "replicas read a folder of their user, which serves one machine"
+    assert said in init("serve.yaml").stderr
+    assert said not in init("serve.yaml", "--artifact", "s3://bucket/x").stderr
+
+
 def test_inputs_are_shown_as_a_diff_and_written(target):
     source = Path(f"{target.partition(':')[0]}.py")
     shown = init(target, "--inputs")

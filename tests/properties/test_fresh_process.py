@@ -67,8 +67,8 @@ OUR_NAMES = {"LightModule", "Dispatcher", "_CompiledFunction"}
 """Classes whose names artifacts store. Renaming one invalidates entries of earlier releases."""
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize("level", [2, 3])
+@pytest.mark.long
+@pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.stress)])
 def test_one_callable_inside_another_starts_in_a_fresh_process(level: int, tmp_path: Path):
     """No fact names a module of serve_warm or digests its code: artifacts outlive releases."""
     (tmp_path / "app.py").write_text(NESTED.replace("LEVEL", str(level)))

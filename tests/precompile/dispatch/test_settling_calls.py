@@ -324,8 +324,8 @@ def calls():
 """
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize("level", [2, 3])
+@pytest.mark.long
+@pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.stress)])
 def test_a_fresh_process_makes_the_settling_calls(level: int, tmp_path: Path):
     (tmp_path / "app.py").write_text(APP.replace("LEVEL", str(level)))
     built = in_a_process(tmp_path, "build", level=level)
